@@ -1,0 +1,1 @@
+"""Experiments: flags -> frozen config -> runner -> files -> figures."""

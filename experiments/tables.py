@@ -1,0 +1,117 @@
+"""summary.md: the table a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write an aligned Markdown table, the first column to the left."""
+    cells = [list(header), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        first = row[0].ljust(widths[0])
+        rest = [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+        return "| " + " | ".join([first, *rest]) + " |"
+
+    rule = ["-" * widths[0], *("-" * (w - 1) + ":" for w in widths[1:])]
+    return "\n".join([line(header), line(rule), *map(line, cells[1:])])
+
+
+def results_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write the numbers of all policies, those of a ground truth where there is one."""
+    has_truth = all("gt_fraction" in p for p in policies.values())
+    header = ["policy"]
+    if has_truth:
+        header += ["gt fraction", "all rounds", "last tenth"]
+    header += ["reward", "r - lam c", "violation rate", "pairs", "feasible"]
+    header += ["ms / round", "compile s"]
+    rows = []
+    for name, p in policies.items():
+        row = [name]
+        if has_truth:
+            row += [
+                f"{p['gt_fraction']:.4f} ± {p['gt_fraction_sem']:.4f}",
+                f"{p['gt_fraction_all']:.4f}",
+                f"{p['gt_fraction_last']:.4f}",
+            ]
+        row += [
+            f"{p['reward_mean']:.4f}",
+            f"{p['composite_mean']:.4f}",
+            f"{p['violation_rate']:.5f}",
+            f"{p['violated_pairs']:.2f}",
+            f"{p['feasible_share']:.1%}",
+            f"{1e3 * p['seconds_per_round']:.2f}",
+            f"{p['compile_seconds']:.1f}",
+        ]
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def origins_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write who proposed what was played; empty if every policy has one source."""
+    rows = [
+        [name, origin, f"{share:.1%}"]
+        for name, p in policies.items()
+        if len(p["recommended_rate"]) > 1
+        for origin, share in p["recommended_rate"].items()
+    ]
+    return markdown_table(["policy", "source", "share"], rows) if rows else ""
+
+
+def summary_markdown(
+    title: str,
+    summary: Mapping[str, Any],
+    *,
+    rounds: Mapping[str, int],
+    warm_up: int,
+    notes: Sequence[str] = (),
+) -> str:
+    """Write summary.md.
+
+    Args:
+        title: of the page.
+        summary: what `summary.json` holds.
+        rounds: rounds played by each policy.
+        warm_up: rounds at the start that the first columns leave out.
+        notes: sentences about this run.
+    """
+    config = summary["config"]
+    short = [name for name, played in rounds.items() if played <= warm_up]
+    lines = [f"# {title}", "", results_table(summary["policies"]), ""]
+    lines.append(
+        f"Averages over {config['num_seeds']} seeds of the rounds after the first "
+        f"{warm_up} (warm-up); `all rounds` and `r - lam c` (lam = {config['lam']:g}) "
+        "include them. ± is one standard error over seeds; ms / round is wall time per "
+        "round and seed without compilation."
+    )
+    if short:
+        lines += ["", f"No round after warm-up: {', '.join(short)}; all rounds count."]
+    for name, played in rounds.items():
+        if played < config["rounds"]:
+            lines += ["", f"Interrupted: {name} has {played} of {config['rounds']} "]
+            lines[-1] += "rounds. `--resume` continues."
+    for note in notes:
+        lines += ["", note]
+    if summary["ground_truth"]:
+        lines += ["", "## Ground truth", "", truth_table(summary["ground_truth"])]
+    if origins := origins_table(summary["policies"]):
+        lines += ["", "## Who proposed what was played (after warm-up)", "", origins]
+    flags = " ".join(f"--{k}={_plain(v)}" for k, v in config.items() if v is not None)
+    return "\n".join([*lines, "", "## Flags", "", f"`{flags}`", ""])
+
+
+def truth_table(ground_truth: Sequence[Mapping[str, Any]]) -> str:
+    """Write the best known reward of every seed and how sure it is."""
+    rows = []
+    for g in ground_truth:
+        bound = g["upper_bound"]
+        shown = "unknown" if bound is None else f"{bound:.5f}"
+        rows.append([str(g["seed"]), f"{g['reward']:.5f}", shown, g["status"]])
+    return markdown_table(["seed", "reward", "upper bound", "status"], rows)
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,356 @@
+"""The master-slave agent: samplers propose, the master plays the best.
+
+Every `f_in` rounds (`refresh`) the master learns from the rounds played, the samplers
+look at its model and propose a pool of n_es x f_in sets, and the master's joint belief
+over the pool is computed. A round (`ask`) plays the set of highest score, and its
+reward (`tell`) conditions the belief: an exact Bayesian update of N numbers and an
+N x N matrix, so that the rounds of a block cost next to nothing.
+
+Source: paper, algorithm 1 and section "Master-slave algorithm".
+
+Differs from the paper:
+* candidates are made once a refresh, n_es for each of its rounds, not once a round;
+* warm-up rounds are random feasible sets when constraints are hard (I-27);
+* a set proposed by several samplers is credited to the first of them (I-23).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from msb_jax.masters import history as hist
+from msb_jax.masters.scoring import HARD_PRICE, total_score
+from msb_jax.problem import (
+    Problem,
+    random_feasible_sets,
+    random_sets,
+    violated_pairs,
+)
+from msb_jax.rng import stream
+from msb_jax.samplers.base import Context, Sampler, View, promising
+from msb_jax.solvers.local_search import penalise
+from msb_jax.types import Belief, Key, Master, Policy, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterSlaveConfig:
+    """Settings of the agent; the defaults are the paper's."""
+
+    n_re: int = 600  # random rounds at the start (the paper: 2L)
+    n_es: int = 10  # candidates a round
+    f_in: int = 20  # rounds between two refreshes
+    lam: float = 5.0  # price of the violation rate
+    constraints: str = "soft"  # or "hard"
+    num_elites: int = 16  # best distinct sets kept for the samplers
+    max_arms: int = 320  # arms the quadratic model speaks of
+    num_draws: int = 16  # posterior draws of the model made for the samplers
+    draw_arms: int = 128  # arms these speak of
+
+    def __post_init__(self) -> None:
+        if self.n_re < 0:
+            raise ValueError(f"n_re must not be negative, got {self.n_re}.")
+        if self.n_es < 1 or self.f_in < 1 or self.num_elites < 1:
+            raise ValueError(
+                "n_es, f_in and num_elites must be positive, got "
+                f"{self.n_es}, {self.f_in} and {self.num_elites}."
+            )
+        if self.lam < 0:
+            raise ValueError(f"lam must not be negative, got {self.lam}.")
+        if self.constraints not in ("soft", "hard"):
+            raise ValueError(
+                f"constraints must be 'soft' or 'hard', got {self.constraints!r}."
+            )
+
+
+class Pool(NamedTuple):
+    """The candidates of the coming rounds and what the master thinks of them."""
+
+    actions: jax.Array  # [N, K] int32, arms ascending
+    pairs: jax.Array  # [N] int32, conflicting pairs
+    origin: jax.Array  # [N] int32, index of the sampler
+    belief: Belief
+
+
+class MasterSlaveState(NamedTuple):
+    """One run of the agent."""
+
+    problem: Problem
+    master: State
+    samplers: tuple[State, ...]
+    pool: Pool
+    radius: jax.Array  # [] of the confidence, at the last refresh
+    round: jax.Array  # [] int32, actions asked for
+    origin: jax.Array  # [] int32, sampler of the last action
+
+
+def master_slave(
+    master: Master,
+    samplers: Sequence[Sampler],
+    config: MasterSlaveConfig = MasterSlaveConfig(),
+) -> Policy:
+    """Build the agent from a master and at least one first-stage sampler."""
+    names = tuple(sampler.name for sampler in samplers)
+    if not samplers or all(sampler.is_second_stage for sampler in samplers):
+        raise ValueError(
+            "The agent needs at least one sampler that proposes by itself; "
+            f"got {', '.join(names) or 'none'}."
+        )
+    is_hard = config.constraints == "hard"
+    num_candidates = config.n_es * config.f_in
+    shares = split_evenly(num_candidates, samplers)
+    # Samplers of the second stage come after those they learn from.
+    order = sorted(range(len(samplers)), key=lambda i: samplers[i].is_second_stage)
+    pool_origin = np.repeat(order, [shares[i] for i in order]).astype(np.int32)
+
+    def init(key: Key, problem: Problem) -> MasterSlaveState:
+        sampler_states = tuple(s.init(stream(key, s.name), problem) for s in samplers)
+        zeros = jnp.zeros((num_candidates,))
+        pool = Pool(
+            # No set has arm -1: nothing that is told matches the empty pool.
+            actions=jnp.full((num_candidates, problem.k), -1, jnp.int32),
+            pairs=zeros.astype(jnp.int32),
+            origin=zeros.astype(jnp.int32),
+            belief=Belief(
+                mean=zeros,
+                cov=jnp.zeros((num_candidates, num_candidates)),
+                noise=jnp.ones(()),
+            ),
+        )
+        return MasterSlaveState(
+            problem=problem,
+            master=master.init(stream(key, "master"), problem),
+            samplers=sampler_states,
+            pool=pool,
+            radius=jnp.zeros(()),
+            round=jnp.zeros((), jnp.int32),
+            origin=jnp.zeros((), jnp.int32),
+        )
+
+    def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
+        draw = random_feasible_sets if is_hard else random_sets
+        random = draw(key, state.problem, 1)[0]
+        pool = state.pool
+        deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(pool.belief.cov), 0.0))
+        total = total_score(
+            pool.belief.mean,
+            state.radius * deviation,
+            pool.pairs,
+            pool.pairs / jnp.maximum(state.problem.num_conflicts, 1),
+            lam=config.lam,
+            constraints=config.constraints,
+        )
+        best = jnp.argmax(total)
+        is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
+        action = jnp.where(is_random, random, pool.actions[best])
+        origin = jnp.where(is_random, 0, pool.origin[best])
+        state = state._replace(round=state.round + 1, origin=origin)
+        return state, action
+
+    def tell(
+        key: Key, state: MasterSlaveState, action: jax.Array, reward: jax.Array
+    ) -> MasterSlaveState:
+        pool = state.pool
+        same = jnp.all(pool.actions == jnp.sort(action)[None, :], axis=1)
+        return state._replace(
+            master=master.update(key, state.master, action, reward),
+            pool=pool._replace(belief=condition(pool.belief, same, reward)),
+        )
+
+    def learn(
+        key: Key, state: MasterSlaveState, *, fit: bool
+    ) -> tuple[MasterSlaveState, View]:
+        """The master takes in the rounds played and shows what it knows."""
+        learned = master.refresh(stream(key, "master"), state.master, fit=fit)
+        state = state._replace(master=learned)
+        return state, make_view(stream(key, "draws"), state)
+
+    def consult(key: Key, states: tuple[State, ...], view: View) -> tuple[Any, ...]:
+        """Samplers say what they want of the host."""
+        return tuple(
+            sampler.request(stream(key, f"{sampler.name}/request"), own, view)
+            if sampler.request is not None
+            else ()
+            for sampler, own in zip(samplers, states, strict=True)
+        )
+
+    def make_view(key: Key, state: MasterSlaveState) -> View:
+        problem = state.problem
+        marginals = master.marginals(state.master)
+        lam = jnp.asarray(config.lam, jnp.float32)
+        soft_price = lam / jnp.maximum(problem.num_conflicts, 1)
+        price = jnp.asarray(jnp.inf) if is_hard else soft_price
+        elites, values = best_played(state, HARD_PRICE if is_hard else soft_price)
+        size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
+        worth = marginals.at[elites].set(jnp.inf)
+        arms = jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
+        part = problem.conflicts[arms][:, arms]
+        model = master.quadratic(state.master, arms)
+        # The arms of the best set are among `arms`, so that their places exist.
+        best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)
+        places = promising(model, best, max(config.draw_arms, problem.k))
+        draws = master.draws(key, state.master, arms[places], config.num_draws)
+        if not is_hard:
+            model = penalise(model, part, soft_price)
+        return View(
+            problem=problem,
+            round=state.round,
+            forbidden=problem.conflicts & is_hard,
+            pair_price=price,
+            arms=arms,
+            model=model,
+            marginals=marginals,
+            elites=elites,
+            elite_values=values,
+            draw_places=places,
+            draws=draws,
+        )
+
+    def best_played(
+        state: MasterSlaveState, price: jax.Array | float
+    ) -> tuple[jax.Array, jax.Array]:
+        """The best distinct sets of the history: [E, K], [E]."""
+        history = state.master.history
+        value = master.fitted(state.master)
+        value -= price * violated_pairs(state.problem, history.actions)
+        is_row = hist.valid_rows(history, history.absorbed) > 0
+        value = jnp.where(is_row & is_first(history), value, -jnp.inf)
+        values, rows = jax.lax.top_k(value, config.num_elites)
+        # Fewer distinct sets than places: the best one takes the empty ones.
+        rows = jnp.where(jnp.isfinite(values), rows, rows[0])
+        return history.actions[rows], jnp.where(jnp.isfinite(values), values, values[0])
+
+    def propose(
+        key: Key,
+        states: tuple[State, ...],
+        view: View,
+        requests: tuple[Any, ...],
+        answers: tuple[Any, ...],
+    ) -> tuple[tuple[State, ...], jax.Array]:
+        """Samplers learn and propose: their new states and the pool int32[N, K]."""
+        new_states = list(states)
+        proposals: list[jax.Array] = []
+        for i in order:
+            sampler = samplers[i]
+            context = Context(
+                view=view,
+                request=requests[i],
+                answer=answers[i],
+                peers=jnp.concatenate(proposals) if sampler.is_second_stage else None,
+            )
+            update_key = stream(key, f"{sampler.name}/update")
+            new_states[i] = sampler.update(update_key, states[i], context)
+            propose_key = stream(key, f"{sampler.name}/propose")
+            proposals.append(
+                sampler.propose(propose_key, new_states[i], context, shares[i])
+            )
+        return tuple(new_states), jnp.sort(jnp.concatenate(proposals), axis=1)
+
+    def judge(state: MasterSlaveState, actions: jax.Array) -> MasterSlaveState:
+        """The master forms its belief over the pool."""
+        pool = Pool(
+            actions=actions,
+            pairs=violated_pairs(state.problem, actions),
+            origin=jnp.asarray(pool_origin),
+            belief=master.belief(state.master, actions),
+        )
+        return state._replace(pool=pool, radius=master.radius(state.master))
+
+    # Only `learn` and `judge` depend on the capacity of the history, which changes
+    # during a run; the searches and networks of the samplers are compiled once.
+    def learn_batch(keys: Key, states: MasterSlaveState, fit: bool) -> Any:
+        return jax.vmap(functools.partial(learn, fit=fit))(keys, states)
+
+    run_learn = jax.jit(learn_batch, static_argnames="fit", donate_argnums=1)
+    run_consult = jax.jit(jax.vmap(consult))
+    run_propose = jax.jit(jax.vmap(propose))
+    run_judge = jax.jit(jax.vmap(judge), donate_argnums=0)
+
+    def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
+        count = int(np.max(np.asarray(state.master.history.count)))
+        capacity = state.master.history.rewards.shape[-1]
+        if count > capacity:
+            raise ValueError(
+                f"{count} rounds were told but there was room for {capacity}: call "
+                f"refresh at least every {capacity // 2} rounds."
+            )
+        warm_up = config.n_re - count
+        ahead = max(2 * config.f_in, min(warm_up + config.f_in, 4096))
+        if count + 2 * config.f_in > capacity:
+            grown = jax.vmap(
+                lambda s: master.grow(s, hist.next_capacity(count, ahead))
+            )(state.master)
+            state = state._replace(master=grown)
+        if count == 0 or warm_up >= config.f_in:
+            return state  # only random rounds ahead
+        fit = master.due(state.master)
+        state, view = run_learn(stream(keys, "learn"), state, fit=fit)
+        requests = run_consult(stream(keys, "consult"), state.samplers, view)
+        answers = tuple(
+            sampler.solve(view.problem, asked) if sampler.solve is not None else ()
+            for sampler, asked in zip(samplers, requests, strict=True)
+        )
+        states, actions = run_propose(
+            stream(keys, "propose"), state.samplers, view, requests, answers
+        )
+        return run_judge(state._replace(samplers=states), actions)
+
+    def refresh(key: Key, state: MasterSlaveState) -> MasterSlaveState:
+        if key.ndim == 1:
+            return refresh_batch(key, state)
+        one = jax.tree.map(lambda leaf: leaf[None], state)
+        return jax.tree.map(lambda leaf: leaf[0], refresh_batch(key[None], one))
+
+    return Policy(
+        init=init,
+        ask=ask,
+        tell=tell,
+        refresh=refresh,
+        origin=lambda state: state.origin,
+        origins=names,
+    )
+
+
+def condition(belief: Belief, is_played: jax.Array, reward: jax.Array) -> Belief:
+    """Condition the belief on one reward.
+
+    Args:
+        is_played: bool[N], the candidates that are the set played: none, one, or
+            several equal ones.
+        reward: [].
+    """
+    row = jnp.argmax(is_played)
+    column = belief.cov[:, row]
+    gain = column / (column[row] + belief.noise)
+    gain = jnp.where(jnp.any(is_played), gain, 0.0)
+    return belief._replace(
+        mean=belief.mean + gain * (reward - belief.mean[row]),
+        cov=belief.cov - gain[:, None] * column[None, :],
+    )
+
+
+def is_first(history: hist.History) -> jax.Array:
+    """Mark the first row of every distinct set of the history: bool[C]."""
+    # A sum of one random 32-bit number an arm identifies a set whatever its order.
+    mixed = history.actions.astype(jnp.uint32) + jnp.uint32(1)
+    for multiplier in (0x85EBCA6B, 0xC2B2AE35):
+        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(multiplier)
+    code = jnp.sum(mixed ^ (mixed >> 16), axis=1, dtype=jnp.uint32)
+    order = jnp.argsort(code, stable=True)
+    ordered = code[order]
+    is_new = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])
+    return jnp.zeros(code.shape, bool).at[order].set(is_new)
+
+
+def split_evenly(total: int, samplers: Sequence[Sampler]) -> tuple[int, ...]:
+    """Share `total` candidates: one part each, the solver three, at least one."""
+    weights = [4.0 if s.name == "solver" else 1.0 for s in samplers]
+    shares = [max(1, int(total * w / sum(weights))) for w in weights]
+    shares[int(np.argmax(weights))] += total - sum(shares)
+    return tuple(shares)

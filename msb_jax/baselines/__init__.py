@@ -1,0 +1,1 @@
+"""Policies to compare with, and the registry of all policies by name."""

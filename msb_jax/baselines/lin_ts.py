@@ -1,0 +1,285 @@
+"""Linear Thompson sampling whose action is the exact optimum of the sampled weights.
+
+The peer a practitioner would reach for: r = mu + theta'x + noise on K-hot x, with
+theta ~ N(0, prior_var I) and a free mean. Every refresh draws weights from the
+posterior and hands each to SCIP, which returns the best set of those weights under
+the conflicts (hard), or with lam / M taken off for each conflicting pair (soft).
+The first n_re rounds are random sets, as in the master-slave agent.
+
+Both variances are fitted by type-II maximum likelihood (MacKay's fixed point), again
+whenever the history has grown by a tenth. `scale` multiplies the posterior deviation;
+0.7 was chosen on L=300, K=20 over 0.3, 0.5, 0.7 and the textbook's 1: on the linear
+form 1 explores longer (0.9954 instead of 0.9962 of the optimum over 2,400 rounds at
+noise 0.1, 0.85 instead of 0.89 at noise 1) and 0.3 stops too early (0.992).
+
+A refresh factors an L x L matrix on the host in float64: 2 ms at L=300, about a
+second at L=3,000, where this policy is slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import linalg
+
+from msb_jax.baselines.random import check_constraints
+from msb_jax.problem import Problem, random_feasible_sets, random_sets
+from msb_jax.rng import stream
+from msb_jax.solvers.scip import LinearProgram, solve_many
+from msb_jax.types import Key, Policy
+
+# The variances are fitted again when the history has grown by this factor.
+_REFIT = 1.1
+_FIRST_STEPS, _LATER_STEPS = 20, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinTSConfig:
+    """Settings of `lin_ts`."""
+
+    constraints: str = "soft"
+    lam: float = 5.0  # weight of the violation rate, soft mode
+    n_re: int = 600  # random rounds at the start
+    f_in: int = 20  # rounds between two refreshes
+    num_draws: int = 4  # posterior draws of one refresh, played in turn
+    scale: float = 0.7  # times the posterior deviation; 1 is the textbook's
+
+    def __post_init__(self) -> None:
+        check_constraints(self.constraints)
+        for name, least in (("n_re", 0), ("f_in", 1), ("num_draws", 1)):
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        for name in ("lam", "scale"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a number >= 0, got {value}.")
+
+
+class LinTSState(NamedTuple):
+    """Sums over the rounds told, and the actions of the coming block."""
+
+    problem: Problem
+    gram: jax.Array  # [L, L] sum of xx'; counts, exact in float32
+    cross: jax.Array  # [L] sum of (r - shift) x
+    shift: jax.Array  # [] the first reward, so that the sums stay small
+    total: jax.Array  # [] sum of r - shift
+    squares: jax.Array  # [] sum of (r - shift)^2
+    told: jax.Array  # [] int32
+    asked: jax.Array  # [] int32
+    noise_var: jax.Array  # [] fitted
+    prior_var: jax.Array  # [] fitted
+    fitted: jax.Array  # [] int32, rounds told at the last fit
+    plan: jax.Array  # [f_in, K] int32
+    is_model: jax.Array  # [f_in] bool, not a random set
+    turn: jax.Array  # [] int32, next row of the plan
+
+
+def lin_ts(config: LinTSConfig) -> Policy:
+    """Make the policy that plays the optima of posterior draws of linear weights."""
+    draw_sets = random_feasible_sets if config.constraints == "hard" else random_sets
+    # Built from the problem alone, hence not part of the state.
+    programs: dict[tuple[int, bytes], LinearProgram] = {}
+
+    def init(key: Key, problem: Problem) -> LinTSState:
+        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        num_arms = problem.num_arms
+        return LinTSState(
+            problem=problem,
+            gram=jnp.zeros((num_arms, num_arms)),
+            cross=jnp.zeros((num_arms,)),
+            shift=zero,
+            total=zero,
+            squares=zero,
+            told=none,
+            asked=none,
+            noise_var=zero,
+            prior_var=zero,
+            fitted=none,
+            plan=draw_sets(key, problem, config.f_in),
+            is_model=jnp.zeros((config.f_in,), bool),
+            turn=none,
+        )
+
+    def ask(key: Key, state: LinTSState) -> tuple[LinTSState, jax.Array]:
+        del key
+        action = state.plan[state.turn]
+        state = state._replace(
+            asked=state.asked + 1,
+            turn=(state.turn + 1) % config.f_in,
+        )
+        return state, action
+
+    def tell(
+        key: Key, state: LinTSState, action: jax.Array, reward: jax.Array
+    ) -> LinTSState:
+        del key
+        shift = jnp.where(state.told == 0, reward, state.shift)
+        gap = reward - shift
+        return state._replace(
+            gram=state.gram.at[action[:, None], action[None, :]].add(1.0),
+            cross=state.cross.at[action].add(gap),
+            shift=shift,
+            total=state.total + gap,
+            squares=state.squares + gap**2,
+            told=state.told + 1,
+        )
+
+    @jax.jit
+    @jax.vmap
+    def draw_plan(key: Key, problem: Problem) -> jax.Array:
+        return draw_sets(stream(key, "sets"), problem, config.f_in)
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(0, None))
+    def draw_normals(key: Key, like: jax.Array) -> jax.Array:
+        shape = (config.num_draws, like.shape[-1])
+        return jax.random.normal(stream(key, "posterior"), shape)
+
+    def program(index: int, conflicts: np.ndarray, k: int) -> LinearProgram:
+        # A program serves one thread, so equal problems of two seeds get two.
+        name = (index, hashlib.sha256(conflicts.tobytes()).digest())
+        if name not in programs:
+            programs[name] = LinearProgram(conflicts, k)
+        return programs[name]
+
+    def solve(index: int, problem: Problem, draws: np.ndarray) -> np.ndarray:
+        """Return the best sets [num_draws, K] of the draws of one run."""
+        penalty = None
+        if config.constraints == "soft":
+            penalty = config.lam / max(int(problem.num_conflicts), 1)
+        solver = program(index, np.asarray(problem.conflicts), problem.k)
+        return np.stack([solver.solve(w, penalty=penalty).action for w in draws])
+
+    def refresh_all(keys: Key, state: LinTSState) -> LinTSState:
+        asked, told = np.asarray(state.asked), np.asarray(state.told)  # [B]
+        is_model = asked[:, None] + np.arange(config.f_in) >= config.n_re  # [B, f_in]
+        is_model &= told[:, None] >= 2  # a line needs two points
+        plan = np.array(state.plan)  # [B, f_in, K]
+        if not is_model.all():
+            plan = np.array(draw_plan(keys, state.problem))
+        active = np.flatnonzero(is_model.any(axis=1))
+        fits: dict[str, Any] = {n: np.array(getattr(state, n)) for n in _FITTED}
+        if active.size:
+            normals = np.asarray(draw_normals(keys, state.cross[0]), np.float64)
+            runs = jax.device_get(state)
+            jobs = []
+            for b in active.tolist():
+                run = jax.tree.map(lambda leaf, b=b: leaf[b], runs)
+                # Not in the threads: the linear algebra has threads of its own.
+                run, draws = _sample(run, config.scale * normals[b])
+                jobs.append(partial(solve, b, run.problem, draws))
+                for name, values in fits.items():
+                    values[b] = getattr(run, name)
+            for b, sets in zip(active.tolist(), solve_many(jobs), strict=True):
+                rounds = np.flatnonzero(is_model[b])
+                plan[b, rounds] = sets[rounds % config.num_draws]
+        renewed = {"plan": plan, "is_model": is_model, "turn": np.zeros_like(asked)}
+        return state._replace(**jax.tree.map(jnp.asarray, renewed | fits))
+
+    def refresh(key: Key, state: LinTSState) -> LinTSState:
+        if key.ndim:
+            return refresh_all(key, state)
+        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
+        return jax.tree.map(lambda leaf: leaf[0], refresh_all(*batched))
+
+    def origin(state: LinTSState) -> jax.Array:
+        return jnp.zeros_like(state.turn)
+
+    return Policy(init, ask, tell, refresh, origin, ("lin_ts",))
+
+
+_FITTED = ("noise_var", "prior_var", "fitted")
+
+
+def _sample(state: Any, normals: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Draw weights from the posterior of one run, in reward units.
+
+    The mean is profiled out by centring: x - mean x and r - mean r. As every x has
+    K ones, this leaves the weights free only up to a constant, which no set sees.
+
+    Args:
+        state: a `LinTSState` of NumPy arrays.
+        normals: [N, L], times the factor on the posterior deviation.
+
+    Returns:
+        The state with its fit renewed where due, and float64[N, L].
+    """
+    told = int(state.told)
+    counts = np.diag(state.gram).astype(np.float64)  # [L]
+    gram = state.gram.astype(np.float64) - np.outer(counts, counts) / told
+    mean = float(state.total) / told  # of r - shift
+    cross = state.cross.astype(np.float64) - mean * counts
+    spread = float(state.squares) - told * mean**2
+    if told >= _REFIT * int(state.fitted):
+        noise_var, prior_var = _fit(
+            gram,
+            cross,
+            max(spread, 1e-12),
+            told,
+            (float(state.noise_var), float(state.prior_var)),
+        )
+        state = state._replace(
+            noise_var=np.float32(noise_var),
+            prior_var=np.float32(prior_var),
+            fitted=np.int32(told),
+        )
+    noise_var, prior_var = float(state.noise_var), float(state.prior_var)
+    root = _factor(gram, noise_var / prior_var)
+    centre = linalg.cho_solve((root, True), cross)  # [L]
+    noise = linalg.solve_triangular(root, normals.T, lower=True, trans=1).T
+    return state, centre[None, :] + np.sqrt(noise_var) * noise
+
+
+def _fit(
+    gram: np.ndarray,
+    cross: np.ndarray,
+    spread: float,
+    told: int,
+    start: tuple[float, float],
+) -> tuple[float, float]:
+    """Maximise the marginal likelihood over the two variances.
+
+    MacKay's fixed point: with gamma = L - ratio tr (G + ratio I)^{-1} weights that
+    the data determine, noise_var = residual / (n - 1 - gamma) and prior_var =
+    |theta|^2 / gamma.
+
+    Args:
+        gram: [L, L] centred.
+        cross: [L] centred.
+        spread: sum of squares of the centred rewards.
+        told: n.
+        start: the variances of the last fit, zeros if there was none.
+    """
+    num_arms = cross.size
+    var = spread / told
+    unit = var / max(float(np.trace(gram)) / told, 1e-3)  # theta's share of var
+    noise_var, prior_var = start
+    steps = _LATER_STEPS if noise_var > 0 and prior_var > 0 else _FIRST_STEPS
+    # The fixed point leaves a vanishing prior only slowly, so never start there.
+    noise_var = float(np.clip(noise_var or var / 2, 1e-3 * var, var))
+    prior_var = float(np.clip(prior_var or unit / 2, 0.05 * unit, 20.0 * unit))
+    for _ in range(steps):
+        ratio = noise_var / prior_var
+        root = _factor(gram, ratio)
+        theta = linalg.cho_solve((root, True), cross)
+        inverse = linalg.solve_triangular(root, np.eye(num_arms), lower=True)
+        gamma = max(num_arms - ratio * float(np.square(inverse).sum()), 1e-3)
+        rest = spread - 2 * theta @ cross + theta @ gram @ theta
+        noise_var = float(np.clip(rest / max(told - 1 - gamma, 1.0), 1e-8 * var, var))
+        prior_var = float(np.clip(theta @ theta / gamma, 1e-4 * unit, 1e4 * unit))
+    return noise_var, prior_var
+
+
+def _factor(gram: np.ndarray, ratio: float) -> np.ndarray:
+    # The centred Gram matrix is singular along the constant; rounding must not
+    # make it indefinite where the fit sees no noise.
+    ridge = max(ratio, 1e-11 * float(gram.diagonal().max()))
+    return linalg.cholesky(gram + ridge * np.eye(gram.shape[0]), lower=True)

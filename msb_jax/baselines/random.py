@@ -1,0 +1,68 @@
+"""Uniform random sets: the floor that every policy has to leave below.
+
+In soft mode an action is a uniform K-set; in hard mode a set drawn by random
+sequential insertion, which is feasible wherever the insertion succeeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from msb_jax.problem import Problem, random_feasible_sets, random_sets
+from msb_jax.types import Key, Policy
+
+CONSTRAINTS = ("soft", "hard")
+
+
+def check_constraints(constraints: str) -> None:
+    """Raise unless `constraints` names a way to treat conflicts."""
+    if constraints not in CONSTRAINTS:
+        raise ValueError(f"constraints must be soft or hard, got {constraints!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig:
+    """Settings of `random`."""
+
+    constraints: str = "soft"  # hard: only sets without a conflict, if there are any
+
+    def __post_init__(self) -> None:
+        check_constraints(self.constraints)
+
+
+class RandomState(NamedTuple):
+    """What `random` carries: nothing but the problem."""
+
+    problem: Problem
+
+
+def random(config: RandomConfig) -> Policy:
+    """Make the policy that plays random sets and learns nothing."""
+    draw = random_feasible_sets if config.constraints == "hard" else random_sets
+
+    def init(key: Key, problem: Problem) -> RandomState:
+        del key
+        return RandomState(problem=problem)
+
+    def ask(key: Key, state: RandomState) -> tuple[RandomState, jax.Array]:
+        return state, draw(key, state.problem, 1)[0]
+
+    def tell(
+        key: Key, state: RandomState, action: jax.Array, reward: jax.Array
+    ) -> RandomState:
+        del key, action, reward
+        return state
+
+    def refresh(key: Key, state: RandomState) -> RandomState:
+        del key
+        return state
+
+    def origin(state: RandomState) -> jax.Array:
+        del state
+        return jnp.zeros((), jnp.int32)
+
+    return Policy(init, ask, tell, refresh, origin, ("random",))

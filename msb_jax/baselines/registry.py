@@ -1,0 +1,80 @@
+"""All policies by name.
+
+A policy joins by one line: its name and a function that makes it from settings. For
+most of them that is `_plain`: a module with a factory of the same name and one
+argument, `config`, whose annotation is the config class. Modules are imported when
+they are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from msb_jax.types import Policy
+
+Settings = Mapping[str, Any]
+
+MASTERS = {
+    "ntk_ucb": "msb_jax.masters.ntk_ucb",
+    "neural_ucb": "msb_jax.masters.neural_ucb",
+}
+
+
+def make_policy(name: str, settings: Settings) -> Policy:
+    """Make a policy from the settings of an experiment.
+
+    Args:
+        name: a key of `POLICIES`.
+        settings: what the experiment knows, for example lam, constraints, n_re and
+            f_in; the policy takes those that its config has a field for.
+    """
+    check_name(name, POLICIES, "policy")
+    return POLICIES[name](settings)
+
+
+def check_name(name: str, known: Iterable[str], what: str) -> None:
+    """Raise with the known names, and the nearest one, unless `name` is known."""
+    names = list(known)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"There is no {what} {name!r}: {hint}choose from {', '.join(names)}."
+        )
+
+
+def _plain(module: str, name: str, settings: Settings) -> Any:
+    """Call the factory `name` of a module with its config."""
+    factory = getattr(importlib.import_module(module), name)
+    return factory(_choose(typing.get_type_hints(factory)["config"], settings))
+
+
+def _choose(config_class: type, settings: Settings) -> Any:
+    """Make a config of those settings that it has a field for."""
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    return config_class(**{k: v for k, v in settings.items() if k in fields})
+
+
+def _master_slave(settings: Settings) -> Policy:
+    """Make the agent with the master and the samplers of the settings."""
+    agent = importlib.import_module("msb_jax.agent.master_slave")
+    samplers = importlib.import_module("msb_jax.samplers.registry")
+    name = settings.get("master", "ntk_ucb")
+    check_name(name, MASTERS, "master")
+    master = _plain(MASTERS[name], name, settings)
+    names = settings.get("samplers", tuple(samplers.SAMPLERS))
+    config = _choose(agent.MasterSlaveConfig, settings)
+    return agent.master_slave(master, samplers.make_samplers(names), config)
+
+
+POLICIES: dict[str, Callable[[Settings], Policy]] = {
+    "master_slave": _master_slave,
+    "lin_ts": partial(_plain, "msb_jax.baselines.lin_ts", "lin_ts"),
+    "random": partial(_plain, "msb_jax.baselines.random", "random"),
+}

@@ -1,0 +1,1 @@
+"""Environments: instances, rewards and ground truths."""

@@ -1,0 +1,1 @@
+"""Masters: models of what sets are worth."""

@@ -1,0 +1,84 @@
+"""The rounds a master has seen, in arrays of fixed capacity.
+
+Rows [0, absorbed) are inside the master's linear algebra, rows [absorbed, count)
+were appended since the last refresh. The capacity is raised on the host between
+refreshes (`grow`): every size compiles once, and nothing is ever overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Below this deviation rewards count as constant and are only centred.
+MIN_DEVIATION = 1e-6
+
+
+class History(NamedTuple):
+    """Played actions and their rewards."""
+
+    actions: jax.Array  # [C, K] int32, rows >= count hold arm 0
+    rewards: jax.Array  # [C] float32, 0 beyond count
+    count: jax.Array  # [] int32
+    absorbed: jax.Array  # [] int32
+
+
+def new_history(capacity: int, k: int) -> History:
+    """Allocate an empty history of `capacity` rows."""
+    return History(
+        actions=jnp.zeros((capacity, k), jnp.int32),
+        rewards=jnp.zeros((capacity,), jnp.float32),
+        count=jnp.zeros((), jnp.int32),
+        absorbed=jnp.zeros((), jnp.int32),
+    )
+
+
+def append(history: History, action: jax.Array, reward: jax.Array) -> History:
+    """Add one round. Past the capacity only `count` moves (`grow` reports it)."""
+    row = history.count
+    return history._replace(
+        actions=history.actions.at[row].set(action.astype(jnp.int32), mode="drop"),
+        rewards=history.rewards.at[row].set(reward.astype(jnp.float32), mode="drop"),
+        count=row + 1,
+    )
+
+
+def valid_rows(history: History, upto: jax.Array) -> jax.Array:
+    """Mark the rows below `upto`: float32[C]."""
+    return (jnp.arange(history.rewards.shape[0]) < upto).astype(jnp.float32)
+
+
+def moments(history: History) -> tuple[jax.Array, jax.Array]:
+    """Running mean and deviation of all rewards seen, for standardisation."""
+    is_row = valid_rows(history, history.count)
+    total = jnp.maximum(history.count.astype(jnp.float32), 1.0)
+    mean = jnp.sum(history.rewards * is_row) / total
+    variance = jnp.sum(jnp.square(history.rewards - mean) * is_row) / total
+    deviation = jnp.sqrt(variance)
+    return mean, jnp.where(deviation > MIN_DEVIATION, deviation, 1.0)
+
+
+def grow(history: History, capacity: int) -> History:
+    """Raise the capacity to `capacity` rows (a no-op if it is there already)."""
+    extra = capacity - history.rewards.shape[0]
+    if extra <= 0:
+        return history
+    return history._replace(
+        actions=jnp.pad(history.actions, ((0, extra), (0, 0))),
+        rewards=jnp.pad(history.rewards, (0, extra)),
+    )
+
+
+def next_capacity(count: int, slack: int) -> int:
+    """Choose the capacity for `count` rows and `slack` more.
+
+    The ladder 256, 512, 768, 1280, 2048, 3072, 4096, ... has few steps, because each
+    size is compiled once, and small ones, because doubling would waste memory.
+    """
+    need = count + slack
+    for size in (256, 512, 768, 1280, 2048):
+        if need <= size:
+            return size
+    return -(-need // 1024) * 1024

@@ -1,0 +1,359 @@
+"""NeuralUCB in function space: the closed form of the paper's master.
+
+The paper trains its network by J gradient steps from theta_0 with a pull towards
+theta_0. The limit of that is ridge regression in the gradient features at theta_0,
+that is a Gaussian process whose kernel is the tangent kernel of the network; on sets
+of K arms this is a function of the overlap alone (`set_kernel`). Mean and confidence
+are then both exact and cost nothing that grows with L:
+
+    U(S) = m(S) + nu sqrt(v(S)),   m = k_S'(K + s I)^-1 r,   v = k(S,S) - k_S'(K + s I)^-1 k_S
+
+Source: paper, section "Master model"; Zhou, Li and Gu 2020; ALGORITHMS 1.1.
+
+Differs from the paper:
+* closed form instead of gradient steps (the limit of them, see above);
+* the kernel has linear and quadratic terms beside the tangent kernel, and the weights
+  of the three and the noise are chosen by marginal likelihood, on a geometric schedule
+  of rounds; the constant is estimated by generalised least squares;
+* rewards are standardised by their running mean and deviation (I-9);
+* the linear algebra is done once a refresh; between refreshes `belief` over a pool of
+  candidates is conditioned exactly, so that no number differs;
+* the radius is a constant (I-14): the deviation is a calibrated posterior one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from msb_jax.masters import history as hist
+from msb_jax.masters.evidence import fit_weights, noise_floor
+from msb_jax.masters.scoring import total_score
+from msb_jax.masters.set_kernel import basis_tables, overlaps, quadratic_fit
+from msb_jax.problem import Problem, to_multi_hot, violated_pairs, violation_rate
+from msb_jax.types import Belief, Key, Master, Quadratic, Score
+
+
+# Keeps divisions by what is zero before the first round finite.
+TINY = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class NtkUcbConfig:
+    """Settings of the closed-form master."""
+
+    depth: int = 2  # weight matrices of the network whose limit is taken
+    radius: float = 3.0  # nu, in posterior deviations
+    lam: float = 5.0  # price of the violation rate (soft constraints)
+    constraints: str = "soft"  # or "hard"
+    block: int = 20  # rows absorbed at once
+    fit_rows: int = 512  # rows the marginal likelihood looks at
+    fit_steps: int = 30
+    fit_growth: float = 1.2  # refit when the history has grown by this factor
+    min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
+
+    def __post_init__(self) -> None:
+        if self.depth < 2:
+            raise ValueError(f"depth must be at least 2, got {self.depth}.")
+        if self.radius < 0:
+            raise ValueError(f"radius must not be negative, got {self.radius}.")
+        if self.constraints not in ("soft", "hard"):
+            raise ValueError(
+                f"constraints must be 'soft' or 'hard', got {self.constraints!r}."
+            )
+        if self.block < 1 or self.fit_rows < 8 or self.fit_growth <= 1:
+            raise ValueError(
+                "block must be >= 1, fit_rows >= 8 and fit_growth > 1, got "
+                f"{self.block}, {self.fit_rows} and {self.fit_growth}."
+            )
+        if not 0 < self.min_noise < 1:
+            raise ValueError(f"min_noise must be in (0, 1), got {self.min_noise}.")
+
+
+class NtkUcbState(NamedTuple):
+    """Everything the closed-form master knows."""
+
+    problem: Problem
+    history: hist.History
+    factor: jax.Array  # [C, C] lower Cholesky factor of K + noise; identity beyond
+    whitened: jax.Array  # [C, 2] factor^-1 (rewards, ones)
+    log_weights: jax.Array  # [3] of the kernel terms
+    log_noise: jax.Array  # []
+    fitted_at: jax.Array  # [] int32, rows at the last fit of the weights
+
+
+def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
+    """Build the closed-form NeuralUCB master."""
+
+    def kernel(state: NtkUcbState, counts: jax.Array) -> jax.Array:
+        return _table(state, config)[counts]
+
+    def noise(state: NtkUcbState) -> jax.Array:
+        weights = jnp.exp(state.log_weights)
+        return jnp.exp(state.log_noise) + noise_floor(weights, config.min_noise)
+
+    def init(key: Key, problem: Problem) -> NtkUcbState:
+        del key
+        capacity = hist.next_capacity(0, 2 * config.block)
+        return NtkUcbState(
+            problem=problem,
+            history=hist.new_history(capacity, problem.k),
+            factor=jnp.eye(capacity),
+            whitened=jnp.zeros((capacity, 2)),
+            log_weights=jnp.array([0.0, -1.0, -2.0]),
+            log_noise=jnp.array(-2.0),
+            fitted_at=jnp.zeros((), jnp.int32),
+        )
+
+    def update(
+        key: Key, state: NtkUcbState, action: jax.Array, reward: jax.Array
+    ) -> NtkUcbState:
+        del key
+        return state._replace(history=hist.append(state.history, action, reward))
+
+    def cross(state: NtkUcbState, actions: jax.Array) -> jax.Array:
+        """factor^-1 k(history, actions): [C, N]."""
+        counts = overlaps(state.history.actions, actions, state.problem.num_arms)
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        columns = kernel(state, counts) * is_row[:, None]
+        return solve_triangular(state.factor, columns, lower=True)
+
+    def absorb_block(state: NtkUcbState) -> NtkUcbState:
+        """Append the next `block` pending rows to the factor (missing ones: I)."""
+        history, size = state.history, config.block
+        start = history.absorbed
+        rows = jax.lax.dynamic_slice(
+            history.actions, (start, 0), (size, history.actions.shape[1])
+        )
+        is_new = (start + jnp.arange(size) < history.count).astype(jnp.float32)
+        v = cross(state, rows) * is_new[None, :]  # [C, block]
+        gram = kernel(state, overlaps(rows, rows, state.problem.num_arms))
+        gram = gram * is_new[:, None] * is_new[None, :]
+        diagonal = jnp.where(is_new > 0, noise(state), 1.0)
+        corner = jnp.linalg.cholesky(gram - v.T @ v + jnp.diag(diagonal))
+        lines = jax.lax.dynamic_update_slice(v.T, corner, (0, start))
+        targets = jnp.stack(
+            [
+                jax.lax.dynamic_slice(history.rewards, (start,), (size,)) * is_new,
+                is_new,
+            ],
+            axis=1,
+        )
+        fresh = solve_triangular(
+            corner, targets - v.T @ state.whitened, lower=True
+        )  # [block, 2]
+        return state._replace(
+            factor=jax.lax.dynamic_update_slice(state.factor, lines, (start, 0)),
+            whitened=jax.lax.dynamic_update_slice(
+                state.whitened, fresh * is_new[:, None], (start, 0)
+            ),
+            history=history._replace(absorbed=jnp.minimum(start + size, history.count)),
+        )
+
+    def absorb(state: NtkUcbState) -> NtkUcbState:
+        return jax.lax.while_loop(
+            lambda s: s.history.absorbed < s.history.count, absorb_block, state
+        )
+
+    def refit(state: NtkUcbState) -> NtkUcbState:
+        """Choose the weights by marginal likelihood and factorise afresh."""
+        history = state.history
+        log_weights, log_noise = fit_weights(
+            history,
+            basis_tables(state.problem.k, config.depth),
+            state.problem.num_arms,
+            state.log_weights,
+            state.log_noise,
+            num_rows=config.fit_rows,
+            num_steps=config.fit_steps,
+            min_noise=config.min_noise,
+        )
+        state = state._replace(
+            log_weights=log_weights, log_noise=log_noise, fitted_at=history.count
+        )
+        is_row = hist.valid_rows(history, history.count)
+        counts = overlaps(history.actions, history.actions, state.problem.num_arms)
+        gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
+        gram += jnp.diag(jnp.where(is_row > 0, noise(state), 1.0))
+        factor = jnp.linalg.cholesky(gram)
+        targets = jnp.stack([history.rewards * is_row, is_row], axis=1)
+        return state._replace(
+            factor=factor,
+            whitened=solve_triangular(factor, targets, lower=True),
+            history=history._replace(absorbed=history.count),
+        )
+
+    def refresh(key: Key, state: NtkUcbState, *, fit: bool = False) -> NtkUcbState:
+        del key
+        return refit(state) if fit else absorb(state)
+
+    def due(state: NtkUcbState) -> bool:
+        count = int(np.max(np.asarray(state.history.count)))
+        last = int(np.min(np.asarray(state.fitted_at)))
+        return count > 0 and count >= config.fit_growth * last
+
+    def solution(
+        state: NtkUcbState, columns: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Take the least-squares constant out of whitened columns [C, N].
+
+        Returns:
+            The columns without it [C, N] and the constants [N].
+        """
+        ones = state.whitened[:, 1]
+        level = ones @ columns / jnp.maximum(ones @ ones, TINY)
+        return columns - ones[:, None] * level[None, :], level
+
+    def target(
+        state: NtkUcbState,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Whitened residual [C] in units of the deviation; constant; deviation."""
+        mean, deviation = hist.moments(state.history)
+        scaled = (state.whitened[:, 0] - mean * state.whitened[:, 1]) / deviation
+        residual, level = solution(state, scaled[:, None])
+        return residual[:, 0], mean + deviation * level[0], deviation
+
+    def coefficients(state: NtkUcbState) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(K + s I)^-1 applied to the residual; the constant; the deviation."""
+        residual, constant, deviation = target(state)
+        alpha = solve_triangular(state.factor, residual, lower=True, trans=1)
+        return alpha, constant, deviation
+
+    def doubt(state: NtkUcbState, v: jax.Array) -> jax.Array:
+        """Deviation that comes from not knowing the constant: [N]."""
+        ones = state.whitened[:, 1]
+        return (1.0 - v.T @ ones) / jnp.sqrt(jnp.maximum(ones @ ones, TINY))
+
+    def belief(state: NtkUcbState, actions: jax.Array) -> Belief:
+        residual, constant, deviation = target(state)
+        v = cross(state, actions)
+        counts = overlaps(actions, actions, state.problem.num_arms)
+        extra = doubt(state, v)
+        cov = kernel(state, counts) - v.T @ v + extra[:, None] * extra[None, :]
+        scale = deviation * deviation
+        return Belief(
+            mean=constant + deviation * (v.T @ residual),
+            cov=scale * cov,
+            noise=scale * noise(state),
+        )
+
+    def score(state: NtkUcbState, actions: jax.Array) -> Score:
+        residual, constant, deviation = target(state)
+        v = cross(state, actions)
+        own = kernel(state, jnp.full((actions.shape[0],), state.problem.k))
+        variance = own - jnp.sum(v * v, axis=0) + jnp.square(doubt(state, v))
+        mean = constant + deviation * (v.T @ residual)
+        bonus = config.radius * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
+        rate = violation_rate(state.problem, actions)
+        pairs = violated_pairs(state.problem, actions)
+        total = total_score(
+            mean, bonus, pairs, rate, config.lam, config.constraints, deviation
+        )
+        return Score(mean=mean, bonus=bonus, violation=rate, total=total)
+
+    def fitted(state: NtkUcbState) -> jax.Array:
+        """Posterior mean at every absorbed row: r - s alpha, no kernel needed."""
+        alpha, _, deviation = coefficients(state)
+        return state.history.rewards - deviation * noise(state) * alpha
+
+    def sums_by_arm(state: NtkUcbState, alpha: jax.Array) -> jax.Array:
+        """X' alpha: [L]."""
+        rows = jnp.broadcast_to(alpha[:, None], state.history.actions.shape)
+        total = jnp.zeros((state.problem.num_arms,))
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        return total.at[state.history.actions].add(rows * is_row[:, None])
+
+    def marginals(state: NtkUcbState) -> jax.Array:
+        alpha, constant, deviation = coefficients(state)
+        k = float(state.problem.k)
+        # An input e_i has cosine 1/sqrt(K) with a set that holds arm i, else 0.
+        fit = quadratic_fit(_table(state, config))
+        step = fit[1] * jnp.sqrt(k) + fit[2] * k
+        worth = fit[0] * jnp.sum(alpha) + step * sums_by_arm(state, alpha)
+        return constant + deviation * worth
+
+    def local_rows(state: NtkUcbState, arms: jax.Array) -> jax.Array:
+        """K-hot rows of the history on the columns `arms`: float32[C, A]."""
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        hot = to_multi_hot(state.history.actions, state.problem.num_arms)
+        return hot[:, arms] * is_row[:, None]
+
+    def quadratic(state: NtkUcbState, arms: jax.Array) -> Quadratic:
+        alpha, constant, deviation = coefficients(state)
+        rows = local_rows(state, arms)
+        fit = deviation * quadratic_fit(_table(state, config))
+        return Quadratic(
+            pair=fit[2] * (rows.T @ (alpha[:, None] * rows)),
+            linear=fit[1] * (alpha @ rows),
+            offset=constant + fit[0] * jnp.sum(alpha),
+        )
+
+    def draws(key: Key, state: NtkUcbState, arms: jax.Array, n: int) -> Quadratic:
+        """Exact posterior draws of the quadratic part (Matheron's rule)."""
+        linear_key, pair_key, noise_key = jax.random.split(key, 3)
+        size, capacity = arms.shape[0], state.history.rewards.shape[0]
+        fit = quadratic_fit(_table(state, config))
+        slope, curve = jnp.sqrt(jnp.maximum(fit[1:], 0.0))
+        rows = local_rows(state, arms)  # [C, A]
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        linear = slope * jax.random.normal(linear_key, (n, size))
+        pair = curve * jax.random.normal(pair_key, (n, size, size))
+        pair = 0.5 * (pair + pair.transpose(0, 2, 1))
+        prior = jax.vmap(lambda q: jnp.sum((rows @ q) * rows, axis=1))(pair)
+        prior += linear @ rows.T  # [n, C]
+        prior += jnp.sqrt(noise(state)) * jax.random.normal(noise_key, (n, capacity))
+        residual, constant, deviation = target(state)
+        inner = solve_triangular(
+            state.factor, (prior * is_row[None, :]).T, lower=True
+        )  # [C, n]
+        inner, level = solution(state, inner)
+        alpha = solve_triangular(
+            state.factor, residual[:, None] - inner, lower=True, trans=1
+        ).T  # [n, C]
+        pull = jax.vmap(lambda a: rows.T @ (a[:, None] * rows))(alpha)
+        return Quadratic(
+            pair=deviation * (pair + fit[2] * pull),
+            linear=deviation * (linear + fit[1] * (alpha @ rows)),
+            offset=constant
+            + deviation * (fit[0] * jnp.sum(alpha, axis=1) - level),
+        )
+
+    def grow(state: NtkUcbState, capacity: int) -> NtkUcbState:
+        extra = capacity - state.factor.shape[-1]
+        if extra <= 0:
+            return state
+        factor = jnp.pad(state.factor, ((0, extra), (0, extra)))
+        tail = jnp.arange(capacity) >= capacity - extra
+        return state._replace(
+            history=hist.grow(state.history, capacity),
+            factor=factor + jnp.diag(tail.astype(jnp.float32)),
+            whitened=jnp.pad(state.whitened, ((0, extra), (0, 0))),
+        )
+
+    # Accelerators multiply in lower precision by default, which ends in pivots below 0.
+    full = jax.default_matmul_precision("highest")
+    return Master(
+        init=init,
+        update=update,
+        refresh=full(refresh),
+        due=due,
+        belief=full(belief),
+        score=full(score),
+        fitted=full(fitted),
+        radius=lambda state: jnp.asarray(config.radius, jnp.float32),
+        marginals=full(marginals),
+        quadratic=full(quadratic),
+        draws=full(draws),
+        grow=grow,
+    )
+
+
+def _table(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
+    """Kernel values over the overlaps 0..K: [K+1]."""
+    tables = basis_tables(state.problem.k, config.depth)
+    return jnp.exp(state.log_weights) @ tables

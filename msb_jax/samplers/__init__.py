@@ -1,0 +1,1 @@
+"""Samplers: parts that propose sets to the master."""

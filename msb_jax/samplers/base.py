@@ -1,0 +1,151 @@
+"""What a sampler is, and what it may look at.
+
+A sampler proposes sets; it never sees the environment. What it may use is gathered
+once a refresh by the agent in a `View`. A sampler whose work needs the host (an
+integer program) says what it wants in `request`; the agent collects the requests of
+all seeds, calls `solve` once, and hands the answer back in `Context.answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from msb_jax.problem import Problem, random_feasible_sets, random_sets, repair
+from msb_jax.types import Key, Quadratic, State
+
+
+class View(NamedTuple):
+    """The state of the search at a refresh, for one run."""
+
+    problem: Problem
+    round: jax.Array  # [] int32, rounds played
+    forbidden: jax.Array  # [L, L] bool, pairs no proposal may hold (none if soft)
+    pair_price: jax.Array  # [] reward a conflicting pair costs; inf if forbidden
+    arms: jax.Array  # [A] int32, sorted: the arms that `model` speaks of
+    model: Quadratic  # on `arms`: the mean reward less the price of conflicts
+    marginals: jax.Array  # [L]
+    elites: jax.Array  # [E, K] int32, the best distinct sets played so far
+    elite_values: jax.Array  # [E] their expected reward less price, best first
+    draw_places: jax.Array  # [A'] int32, sorted: the places in `arms` of `draws`
+    draws: Quadratic  # [R, ...] posterior draws of the model, on those arms
+
+
+class Context(NamedTuple):
+    """A view, and what the other parts have said."""
+
+    view: View
+    request: Any = None  # what this sampler asked of the host
+    answer: Any = None  # what its `solve` answered
+    peers: jax.Array | None = None  # [N, K] what other samplers propose now
+
+
+class Sampler(NamedTuple):
+    """A proposer of sets. `propose` learns nothing; `update` is where it learns."""
+
+    name: str
+    init: Callable[[Key, Problem], State]
+    propose: Callable[[Key, State, Context, int], jax.Array]  # -> int32[n, K]
+    update: Callable[[Key, State, Context], State]
+    # Host work: arrays wanted for one run, and the answers for a batch of runs.
+    request: Callable[[Key, State, View], Any] | None = None
+    solve: Callable[[Any, Any], Any] | None = None
+    is_second_stage: bool = False  # proposes after, and from, the others
+
+
+def no_state(key: Key, problem: Problem) -> tuple[()]:
+    """Start a sampler that keeps nothing."""
+    del key, problem
+    return ()
+
+
+def no_update(key: Key, state: State, context: Context) -> State:
+    """Learn nothing."""
+    del key, context
+    return state
+
+
+def unpriced(view: View) -> Quadratic:
+    """The model of the reward alone, without the price of conflicts."""
+    price = jnp.where(jnp.isinf(view.pair_price), 0.0, view.pair_price)
+    conflicts = view.problem.conflicts[view.arms][:, view.arms]
+    return view.model._replace(
+        pair=view.model.pair + 0.5 * price * conflicts.astype(jnp.float32)
+    )
+
+
+def promising(model: Quadratic, top: jax.Array, size: int) -> jax.Array:
+    """Places of the arms worth most beside the set `top`, its own included.
+
+    Args:
+        model: on A arms.
+        top: int32[K], places.
+        size: how many are wanted, at least K.
+
+    Returns:
+        int32[min(size, A)], sorted.
+    """
+    slope = model.linear + 2.0 * jnp.sum(model.pair[top], axis=0)
+    slope = slope.at[top].set(jnp.inf)
+    return jnp.sort(jax.lax.top_k(slope, min(size, slope.shape[0]))[1])
+
+
+def to_local(view: View, actions: jax.Array, places: jax.Array) -> jax.Array:
+    """Write sets [N, K] as positions in `view.arms[places]`.
+
+    Arms that are not there give way to the best ones that are.
+    """
+    arms = view.arms[places]
+    size = arms.shape[0]
+    forbidden = view.forbidden[arms][:, arms]
+    part = Problem(
+        features=view.problem.features[arms],
+        conflicts=forbidden,
+        num_conflicts=jnp.sum(forbidden, dtype=jnp.int32) // 2,
+        k=view.problem.k,
+    )
+    position = jnp.full((view.problem.num_arms,), size, jnp.int32)
+    position = position.at[arms].set(jnp.arange(size, dtype=jnp.int32))
+    worth = view.model.linear[places]
+    return jax.vmap(repair, in_axes=(None, 0, None))(part, position[actions], worth)
+
+
+def all_places(view: View) -> jax.Array:
+    """Every place of `view.arms`: int32[A]."""
+    return jnp.arange(view.arms.shape[0], dtype=jnp.int32)
+
+
+def legal_sets(key: Key, view: View, n: int) -> jax.Array:
+    """Draw random sets: feasible where pairs are forbidden, uniform elsewhere."""
+    problem = view.problem
+    uniform_key, feasible_key = jax.random.split(key)
+    uniform = random_sets(uniform_key, problem, n)
+    feasible = random_feasible_sets(feasible_key, problem, n)
+    return jnp.where(jnp.any(view.forbidden), feasible, uniform)
+
+
+def legalise(view: View, action: jax.Array, priority: jax.Array) -> jax.Array:
+    """Repair a set where pairs are forbidden; leave it alone elsewhere."""
+    fixed = repair(view.problem, action, priority)
+    return jnp.where(jnp.any(view.forbidden), fixed, action)
+
+
+def value_of(view: View, actions: jax.Array) -> jax.Array:
+    """Value of sets [N, K] under the view's quadratic model: [N].
+
+    Arms outside `view.arms` count as worth nothing beside the others.
+    """
+    size = view.arms.shape[0]
+    place = jnp.full((view.problem.num_arms,), size, jnp.int32)
+    place = place.at[view.arms].set(jnp.arange(size, dtype=jnp.int32))
+    pair = jnp.pad(view.model.pair, ((0, 1), (0, 1)))
+    linear = jnp.pad(view.model.linear, (0, 1))
+
+    def one(action: jax.Array) -> jax.Array:
+        local = place[action]
+        return jnp.sum(pair[local][:, local]) + jnp.sum(linear[local])
+
+    return jax.vmap(one)(actions) + view.model.offset

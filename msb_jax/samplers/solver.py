@@ -1,0 +1,280 @@
+"""Integer programs on what the master knows, and their neighbourhood.
+
+First-order program: SCIP maximises b'x, b the master's marginals (paper, problem (4)).
+Second-order program: x'Qx + d'x (problem (5)). At L=300 that one cannot be solved to
+optimality, so a vmapped tabu search finds the incumbent, and SCIP gets it as a start
+on the arms that matter, with a node limit; the better one wins. Around the optimum:
+the best single swaps, the optima of randomised models (posterior draws, shrunk towards
+the mean), and the paper's Beta perturber.
+
+Source: paper, "Solver sampler"; ALGORITHMS I-1, I-20, I-34.
+
+Differs from the paper:
+* SCIP instead of Gurobi;
+* the linear term of the quadratic model is kept (I-1);
+* swaps and randomised models are added: a pool that holds only the results of one
+  greedy search makes an optimistic master replay one set for ever;
+* perturbed sets are repaired when constraints are hard (I-20).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from msb_jax.problem import Problem, to_multi_hot
+from msb_jax.samplers.base import (
+    Context,
+    Sampler,
+    View,
+    all_places,
+    legal_sets,
+    legalise,
+    promising,
+    to_local,
+    unpriced,
+    value_of,
+)
+from msb_jax.solvers import local_search, scip
+from msb_jax.types import Key, Quadratic
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverConfig:
+    """Settings of the solver sampler."""
+
+    num_starts: int = 8  # tabu walks on the mean model
+    num_steps: int = 60  # swaps in each of them
+    draw_steps: int = 40  # swaps on each randomised model
+    draw_scales: tuple[float, float] = (0.2, 1.0)  # share of the posterior deviation
+    beta_share: float = 0.1  # of the proposals: the paper's perturber
+    swap_share: float = 0.7  # of the rest: best single swaps
+    epsilon: float = 0.05  # eps0 of the Beta perturber
+    linear_nodes: int = 200  # node limit of the linear program
+    program_arms: int = 40  # arms of the quadratic program given to SCIP
+    program_nodes: int = 1  # its node limit
+    program_every: int = 10  # refreshes between two quadratic programs
+    program_seconds: float = 5.0  # safety net only
+
+    def __post_init__(self) -> None:
+        if min(self.num_starts, self.num_steps, self.draw_steps) < 1:
+            raise ValueError("Counts of starts and steps must be positive.")
+        if not 0 < self.epsilon < 0.5:
+            raise ValueError(f"epsilon must be in (0, 0.5), got {self.epsilon}.")
+
+
+class SolverState(NamedTuple):
+    """How often the sampler was refreshed."""
+
+    refreshes: jax.Array  # [] int32
+
+
+class SolverRequest(NamedTuple):
+    """The programs of one refresh, for one run."""
+
+    refreshes: jax.Array  # [] int32
+    pair_price: jax.Array  # [] inf: conflicts are forbidden
+    marginals: jax.Array  # [L]
+    walks: jax.Array  # [W, K] sets found by search on the mean model
+    best: jax.Array  # [K] the best of them
+    arms: jax.Array  # [A'] the arms of the quadratic program
+    conflicts: jax.Array  # [A', A']
+    pair: jax.Array  # [A', A']
+    linear: jax.Array  # [A']
+
+
+class SolverAnswer(NamedTuple):
+    """The optima found by SCIP."""
+
+    first_order: jax.Array  # [K]
+    second_order: jax.Array  # [K]
+
+
+def beta_perturb(key: Key, action: jax.Array, num_arms: int, eps: float) -> jax.Array:
+    """Perturb a set: topK of Beta(e, 1-e) draws, e the clipped 0/1 vector.
+
+    The draws come from Joehnk's rejection method, u^(1/a) / (u^(1/a) + v^(1/b)), in
+    logarithms; with a + b = 1 and eps = 0.05 one try in twenty is rejected, so the
+    last of five tries is taken as it is.
+
+    Args:
+        action: int32[K].
+        num_arms: L.
+        eps: clip at eps and 1 - eps; 0.05 changes about two of twenty arms (I-20).
+    """
+    mean = jnp.clip(to_multi_hot(action, num_arms), eps, 1.0 - eps)
+    tries = jax.random.exponential(key, (5, 2, num_arms))
+    first = -tries[:, 0] / mean[None]  # logarithms
+    second = -tries[:, 1] / (1.0 - mean)[None]
+    is_kept = jnp.logaddexp(first, second) <= 0.0
+    chosen = jnp.where(jnp.any(is_kept, axis=0), jnp.argmax(is_kept, axis=0), 4)
+    odds = jnp.take_along_axis(first - second, chosen[None], axis=0)[0]
+    return jax.lax.top_k(odds, action.shape[0])[1].astype(jnp.int32)
+
+
+def solver(config: SolverConfig = SolverConfig()) -> Sampler:
+    """Build the solver sampler."""
+
+    def init(key: Key, problem: Problem) -> SolverState:
+        del key, problem
+        return SolverState(refreshes=jnp.zeros((), jnp.int32))
+
+    def update(key: Key, state: SolverState, context: Context) -> SolverState:
+        del key, context
+        return SolverState(refreshes=state.refreshes + 1)
+
+    def request(key: Key, state: SolverState, view: View) -> SolverRequest:
+        num_elites = min(max(1, config.num_starts // 2), view.elites.shape[0])
+        num_random = max(1, config.num_starts - num_elites)
+        random = legal_sets(key, view, num_random)
+        starts = jnp.concatenate([view.elites[:num_elites], random])
+        starts = to_local(view, starts, all_places(view))
+        forbidden = view.forbidden[view.arms][:, view.arms]
+        walks, values = local_search.tabu_search(
+            view.model, forbidden, starts, num_steps=config.num_steps
+        )
+        top = walks[jnp.argmax(values)]
+        places = promising(view.model, top, max(config.program_arms, top.shape[0]))
+        model = unpriced(view)
+        conflicts = view.problem.conflicts[view.arms][:, view.arms]
+        return SolverRequest(
+            refreshes=state.refreshes,
+            pair_price=view.pair_price,
+            marginals=view.marginals,
+            walks=view.arms[walks],
+            best=view.arms[top],
+            arms=view.arms[places],
+            conflicts=conflicts[places][:, places],
+            pair=model.pair[places][:, places],
+            linear=model.linear[places],
+        )
+
+    def solve(problems: Problem, requests: SolverRequest) -> SolverAnswer:
+        """Solve the programs of all runs on the host; every leaf has a leading B."""
+        graphs = np.asarray(problems.conflicts)
+        asked = jax.tree.map(np.asarray, requests)
+        jobs = [
+            functools.partial(
+                _solve_one, config, graphs[row], problems.k, _row(asked, row)
+            )
+            for row in range(graphs.shape[0])
+        ]
+        first, second = zip(*scip.solve_many(jobs), strict=True)
+        return SolverAnswer(jnp.asarray(np.stack(first)), jnp.asarray(np.stack(second)))
+
+    def propose(key: Key, state: SolverState, context: Context, n: int) -> jax.Array:
+        del state
+        view, asked, answer = context.view, context.request, context.answer
+        beta_key, fix_key, swap_key = jax.random.split(key, 3)
+        num_arms = view.problem.num_arms
+        candidates = jnp.stack([asked.best, answer.first_order, answer.second_order])
+        best = candidates[jnp.argmax(value_of(view, candidates))]
+        found = [answer.first_order[None], answer.second_order[None], asked.walks]
+        found.append(_randomised(config, view, best))
+        num_beta = max(1, int(config.beta_share * n))
+        noisy = jax.vmap(beta_perturb, in_axes=(0, None, None, None))(
+            jax.random.split(beta_key, num_beta), best, num_arms, config.epsilon
+        )
+        priority = jax.random.uniform(fix_key, (num_beta, num_arms))
+        found.append(jax.vmap(legalise, in_axes=(None, 0, 0))(view, noisy, priority))
+        left = n - sum(part.shape[0] for part in found)
+        if left > 0:
+            found.append(_neighbours(swap_key, config, view, best, left))
+        return jnp.concatenate(found)[:n].astype(jnp.int32)
+
+    return Sampler(
+        name="solver",
+        init=init,
+        propose=propose,
+        update=update,
+        request=request,
+        solve=solve,
+    )
+
+
+def _randomised(config: SolverConfig, view: View, best: jax.Array) -> jax.Array:
+    """Optima of the randomised models, searched from `best`: int32[R, K]."""
+    places = view.draw_places
+    arms = view.arms[places]
+    mean, draws = unpriced(view), view.draws
+    scale = jnp.linspace(*config.draw_scales, draws.linear.shape[0])
+    pair_noise = draws.pair - mean.pair[places][:, places][None]
+    linear_noise = draws.linear - mean.linear[places][None]
+    priced = view.model
+    mixed = Quadratic(
+        pair=priced.pair[places][:, places][None] + scale[:, None, None] * pair_noise,
+        linear=priced.linear[places][None] + scale[:, None] * linear_noise,
+        offset=draws.offset,
+    )
+    forbidden = view.forbidden[arms][:, arms]
+    start = to_local(view, best[None], places)
+
+    def search(model: Quadratic) -> jax.Array:
+        return local_search.tabu_search(
+            model, forbidden, start, num_steps=config.draw_steps
+        )[0][0]
+
+    return arms[jax.vmap(search)(mixed)]
+
+
+def _neighbours(
+    key: Key, config: SolverConfig, view: View, best: jax.Array, n: int
+) -> jax.Array:
+    """The best single swaps of `best` and some random double ones: int32[n, K]."""
+    top = to_local(view, best[None], all_places(view))[0]
+    forbidden = view.forbidden[view.arms][:, view.arms]
+    gains, allowed = local_search.swap_gains(
+        local_search.hollow(view.model), forbidden, top
+    )
+    gains = jnp.where(allowed, gains, local_search.FORBIDDEN).reshape(-1)
+    size = view.arms.shape[0]
+    num_single = min(int(config.swap_share * n), gains.shape[0])
+    gain, cells = jax.lax.top_k(gains, num_single)
+    swapped = jax.vmap(lambda cell: top.at[cell // size].set(cell % size))(cells)
+    is_legal = gain > local_search.FORBIDDEN
+    single = view.arms[jnp.where(is_legal[:, None], swapped, top[None])]
+    double = jax.vmap(local_search.random_swaps, in_axes=(0, None, None, None))(
+        jax.random.split(key, n - num_single), view.forbidden, best, 2
+    )
+    return jnp.concatenate([single, double])
+
+
+def _row(tree: Any, row: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[row], tree)
+
+
+@functools.lru_cache(maxsize=64)
+def _linear_program(graph: bytes, num_arms: int, k: int) -> scip.LinearProgram:
+    """Keep what SCIP needs to know of a graph, for as long as it is in use."""
+    return scip.LinearProgram(np.frombuffer(graph, bool).reshape(num_arms, num_arms), k)
+
+
+def _solve_one(
+    config: SolverConfig, graph: np.ndarray, k: int, asked: SolverRequest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Solve both programs of one run: int32[K] each."""
+    price = None if np.isinf(asked.pair_price) else float(asked.pair_price)
+    start = np.sort(np.asarray(asked.best))
+    program = _linear_program(graph.tobytes(), graph.shape[0], k)
+    first = program.solve(
+        asked.marginals, start=start, penalty=price, node_limit=config.linear_nodes
+    ).action
+    second = start.astype(np.int32)
+    if int(asked.refreshes) % config.program_every == 0:
+        places = np.flatnonzero(np.isin(asked.arms, start))
+        small = scip.QuadraticProgram(asked.conflicts, k)
+        solution = small.solve(
+            asked.pair,
+            asked.linear,
+            start=places,
+            penalty=price,
+            node_limit=config.program_nodes,
+            time_limit=config.program_seconds,
+        )
+        second = np.asarray(asked.arms)[solution.action].astype(np.int32)
+    return first, second

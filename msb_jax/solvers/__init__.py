@@ -1,0 +1,1 @@
+"""Search, integer programs and bounds for sets of K of L arms."""

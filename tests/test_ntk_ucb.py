@@ -1,0 +1,359 @@
+"""The closed-form master against float64 formulas."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from msb_jax.agent.master_slave import condition
+from msb_jax.masters import evidence, set_kernel
+from msb_jax.masters import history as hist
+from msb_jax.masters.ntk_ucb import NtkUcbConfig, NtkUcbState, ntk_ucb
+from msb_jax.problem import make_problem, random_sets
+from msb_jax.solvers.local_search import evaluate
+from tests.reference import gaussian_process, multi_hot
+
+L, K, ROWS, BLOCK = 24, 4, 50, 10
+CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0)
+MASTER = ntk_ucb(CONFIG)
+ABSORB = jax.jit(functools.partial(MASTER.refresh, fit=False))
+REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
+BELIEF = jax.jit(MASTER.belief)
+# exp(-30): a kernel term that is switched off.
+OFF = -30.0
+
+
+def _problem() -> object:
+    features = np.random.default_rng(0).random((L, 3))
+    return make_problem(features, K, metric="ned", num_conflicts=20)
+
+
+@functools.cache
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    actions = np.stack([rng.permutation(L)[:K] for _ in range(ROWS)])
+    theta = rng.random(L)
+    rewards = 3.0 + multi_hot(actions, L) @ theta + 0.05 * rng.normal(size=ROWS)
+    return actions.astype(np.int32), rewards.astype(np.float32)
+
+
+def _told(rows: int, *, weights: tuple[float, ...] | None = None) -> NtkUcbState:
+    actions, rewards = _data()
+    state = MASTER.init(jax.random.key(0), _problem())
+    if weights is not None:
+        state = state._replace(log_weights=jnp.asarray(weights))
+
+    def tell(state: NtkUcbState, pair: tuple) -> tuple[NtkUcbState, None]:
+        return MASTER.update(jax.random.key(1), state, *pair), None
+
+    pairs = (jnp.asarray(actions[:rows]), jnp.asarray(rewards[:rows]))
+    return jax.jit(lambda s, p: jax.lax.scan(tell, s, p)[0])(state, pairs)
+
+
+def _reference(state: NtkUcbState, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    actions, rewards = _data()
+    count = int(state.history.count)
+    actions, rewards = actions[:count], rewards[:count].astype(float)
+    table = np.exp(np.asarray(state.log_weights, float)) @ np.asarray(
+        set_kernel.basis_tables(K, CONFIG.depth), float
+    )
+    rows, others = multi_hot(actions, L), multi_hot(sets, L)
+    weights = np.exp(np.asarray(state.log_weights, float))
+    noise = float(np.exp(state.log_noise)) + CONFIG.min_noise * weights.sum()
+    mean, scale = rewards.mean(), rewards.std()
+    # A flat prior on the constant is the limit of a large variance of it.
+    kernel = [
+        table[np.rint(a @ b.T).astype(int)] + 1e4
+        for a, b in ((rows, rows), (rows, others), (others, others))
+    ]
+    expected, cov = gaussian_process(*kernel, (rewards - mean) / scale, noise)
+    return mean + scale * expected, scale**2 * cov
+
+
+def _sets(n: int, seed: int = 5) -> jax.Array:
+    return random_sets(jax.random.key(seed), _problem(), n)
+
+
+def test_belief__equals_the_textbook_posterior() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    sets = _sets(12)
+    belief = BELIEF(state, sets)
+    mean, cov = _reference(state, np.asarray(sets))
+    np.testing.assert_allclose(belief.mean, mean, rtol=1e-4)
+    np.testing.assert_allclose(belief.cov, cov, atol=2e-4 * np.abs(cov).max())
+
+
+def test_refresh__in_blocks_equals_one_factorisation() -> None:
+    sets = _sets(6)
+    whole = ABSORB(jax.random.key(2), _told(ROWS))
+    # 37 rows are absorbed first: the last block of ten is a partial one.
+    parts = ABSORB(jax.random.key(2), _told(37))
+    actions, rewards = _data()
+    for row in range(37, ROWS):
+        parts = MASTER.update(
+            jax.random.key(3), parts, jnp.asarray(actions[row]), rewards[row]
+        )
+    parts = ABSORB(jax.random.key(2), parts)
+    assert int(parts.history.absorbed) == ROWS
+    for one, other in zip(BELIEF(whole, sets), BELIEF(parts, sets), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
+
+
+def test_condition__equals_a_refresh_with_the_new_round() -> None:
+    actions, rewards = _data()
+    state = ABSORB(jax.random.key(2), _told(ROWS - 1))
+    sets = jnp.concatenate([_sets(5), jnp.asarray(actions[-1:])])
+    before = BELIEF(state, sets)
+    is_played = jnp.arange(6) == 5
+    # The moments of the rewards move with a new round; hold them for this test by
+    # telling the expected reward and comparing the covariance, which has none.
+    after = condition(before, is_played, jnp.asarray(rewards[-1]))
+    state = MASTER.update(
+        jax.random.key(3), state, jnp.asarray(actions[-1]), rewards[-1]
+    )
+    again = BELIEF(ABSORB(jax.random.key(2), state), sets)
+    scale = np.std(rewards[:-1]) ** 2 / np.std(rewards) ** 2
+    np.testing.assert_allclose(after.cov, again.cov * scale, rtol=0.02, atol=1e-5)
+    np.testing.assert_allclose(after.mean, again.mean, rtol=0.01)
+
+
+def test_condition__leaves_the_belief_alone_when_nothing_matches() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    belief = BELIEF(state, _sets(4))
+    same = condition(belief, jnp.zeros((4,), bool), jnp.asarray(9.0))
+    for one, other in zip(belief, same, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_fitted__is_the_mean_at_the_rows_played() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    actions, _ = _data()
+    fitted = jax.jit(MASTER.fitted)(state)[:ROWS]
+    np.testing.assert_allclose(
+        fitted, BELIEF(state, jnp.asarray(actions)).mean, rtol=1e-4
+    )
+
+
+def test_grow__keeps_the_belief_and_makes_room() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    larger = MASTER.grow(state, 512)
+    assert larger.history.rewards.shape == (512,)
+    sets = _sets(5)
+    for one, other in zip(BELIEF(state, sets), BELIEF(larger, sets), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert MASTER.grow(larger, 256) is larger
+
+
+def test_quadratic__is_exact_when_the_kernel_is_of_degree_two() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
+    arms = jnp.arange(L, dtype=jnp.int32)
+    model = jax.jit(MASTER.quadratic)(state, arms)
+    sets = _sets(20)
+    values = jax.vmap(lambda a: evaluate(model, a))(sets)
+    np.testing.assert_allclose(values, BELIEF(state, sets).mean, rtol=1e-4)
+
+
+def test_quadratic__on_some_arms_is_a_part_of_the_whole() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    arms = jnp.asarray([2, 3, 5, 7, 11, 13], jnp.int32)
+    part = MASTER.quadratic(state, arms)
+    whole = MASTER.quadratic(state, jnp.arange(L, dtype=jnp.int32))
+    np.testing.assert_allclose(part.pair, whole.pair[arms][:, arms], atol=1e-6)
+    np.testing.assert_allclose(part.linear, whole.linear[arms], atol=1e-6)
+
+
+def test_marginals__order_the_arms_as_the_linear_truth_does() -> None:
+    state = REFIT(jax.random.key(2), _told(ROWS))
+    theta = np.random.default_rng(1)
+    [theta.permutation(L) for _ in range(ROWS)]
+    truth = theta.random(L)
+    correlation = np.corrcoef(MASTER.marginals(state), truth)[0, 1]
+    assert correlation > 0.9
+
+
+def test_draws__have_the_mean_and_the_deviation_of_the_belief() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
+    n = 400
+    draw = jax.jit(MASTER.draws, static_argnums=3)
+    models = draw(jax.random.key(7), state, jnp.arange(L, dtype=jnp.int32), n)
+    sets = _sets(5)
+    values = jax.vmap(lambda m: jax.vmap(lambda a: evaluate(m, a))(sets))(models)
+    belief = BELIEF(state, sets)
+    deviation = np.sqrt(np.diagonal(belief.cov))
+    error = (values.mean(0) - belief.mean) / (deviation / np.sqrt(n))
+    assert np.abs(error).max() < 5
+    # The standard error of a sample deviation is sigma / sqrt(2n).
+    spread = (values.std(0) / deviation - 1) * np.sqrt(2 * n)
+    assert np.abs(spread).max() < 5
+
+
+def test_score__is_optimistic_and_prices_violations() -> None:
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    sets = _sets(30)
+    score = jax.jit(MASTER.score)(state, sets)
+    belief = BELIEF(state, sets)
+    np.testing.assert_allclose(score.mean, belief.mean, rtol=1e-5)
+    np.testing.assert_allclose(
+        score.bonus, 2.0 * np.sqrt(np.diagonal(belief.cov)), rtol=1e-3
+    )
+    np.testing.assert_allclose(
+        score.total, score.mean + score.bonus - 5.0 * score.violation, rtol=1e-5
+    )
+
+
+def test_refit__beats_the_start_in_evidence_and_is_no_worse_than_ridge() -> None:
+    rng = np.random.default_rng(3)
+    theta = rng.random(L)
+    state = REFIT(jax.random.key(2), _told(ROWS))
+    actions, rewards = _data()
+    del theta
+    held = np.asarray(_sets(200, seed=9))
+    generator = np.random.default_rng(1)
+    [generator.permutation(L) for _ in range(ROWS)]
+    truth = 3.0 + multi_hot(held, L) @ generator.random(L)
+    rows = multi_hot(actions, L)
+    centred = rewards - rewards.mean()
+    errors = []
+    for ridge in (1e-3, 1e-2, 1e-1, 1.0):  # tuned in hindsight
+        weights = np.linalg.solve(rows.T @ rows + ridge * np.eye(L), rows.T @ centred)
+        guess = rewards.mean() + multi_hot(held, L) @ weights
+        errors.append(np.sqrt(np.mean((guess - truth) ** 2)))
+    mean = np.asarray(BELIEF(state, jnp.asarray(held)).mean)
+    error = np.sqrt(np.mean((mean - truth) ** 2))
+    assert error < 1.15 * min(errors)
+
+
+def test_evidence__gradient_equals_finite_differences() -> None:
+    rng = np.random.default_rng(0)
+    actions, rewards = _data()
+    counts = set_kernel.overlaps(jnp.asarray(actions), jnp.asarray(actions), L)
+    grams = set_kernel.basis_tables(K, 2)[:, counts]
+    is_row = jnp.ones((ROWS,)).at[-3:].set(0.0)
+    grams = grams * (is_row[:, None] * is_row[None, :])[None]
+    targets = jnp.asarray((rewards - rewards.mean()) / rewards.std()) * is_row
+    logs = jnp.asarray(rng.normal(size=4) - 1.0, jnp.float32)
+    call = jax.jit(evidence.negative_evidence)
+    _, gradient = call(logs, grams, targets, is_row, 1e-3)
+    for i in range(4):
+        step = np.zeros(4, np.float32)
+        step[i] = 1e-2
+        high, _ = call(logs + step, grams, targets, is_row, 1e-3)
+        low, _ = call(logs - step, grams, targets, is_row, 1e-3)
+        np.testing.assert_allclose(
+            gradient[i], (high - low) / 2e-2, rtol=0.02, atol=0.02
+        )
+
+
+def test_evidence__looks_at_old_and_new_rows_once_each() -> None:
+    history = hist.new_history(300, K)._replace(count=jnp.asarray(250))
+    rows, is_row = evidence.fit_rows(history, 64)
+    assert np.asarray(is_row).all()
+    assert len(set(np.asarray(rows).tolist())) == 64
+    assert set(range(250 - 32, 250)) <= set(np.asarray(rows).tolist())
+    rows, is_row = evidence.fit_rows(history._replace(count=jnp.asarray(40)), 64)
+    assert np.asarray(rows)[:40].tolist() == list(range(40))
+    assert np.asarray(is_row).sum() == 40
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_tangent_kernel__matches_the_gradients_of_a_wide_network(depth: int) -> None:
+    width, size = 2048 if depth == 2 else 512, 8
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(2, size))
+    points[1] = 0.5 * points[0] + points[1]
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    shapes = [size] + [width] * (depth - 1)
+    values = []
+    for _ in range(8):
+        hidden = [
+            rng.normal(size=(width, fan)) * np.sqrt(2 / width) for fan in shapes[:-1]
+        ]
+        last = rng.normal(size=(1, width))
+        activations, masks = [[x] for x in points], [[], []]
+        for i in range(2):
+            for w in hidden:
+                pre = w @ activations[i][-1]
+                masks[i].append(pre > 0)
+                activations[i].append(np.maximum(pre, 0))
+        total = activations[0][-1] @ activations[1][-1]
+        deltas = [last[0] * masks[i][-1] for i in range(2)]
+        for layer in range(depth - 2, -1, -1):
+            scale = np.sqrt(2 / width) if layer == 0 else np.sqrt(2 / width)
+            total += (
+                (activations[0][layer] @ activations[1][layer])
+                * (deltas[0] @ deltas[1])
+                * scale**2
+            )
+            if layer:
+                deltas = [
+                    (hidden[layer].T @ deltas[i]) * masks[i][layer - 1]
+                    for i in range(2)
+                ]
+        values.append(total)
+    rho = jnp.asarray([points[0] @ points[1]], jnp.float32)
+    expected = float(set_kernel.tangent_kernel(rho, depth)[0])
+    error = (np.mean(values) - expected) / (np.std(values, ddof=1) / np.sqrt(8))
+    assert abs(error) < 5
+
+
+def test_overlaps__count_common_arms() -> None:
+    sets = _sets(9)
+    counts = set_kernel.overlaps(sets, sets[:4], L)
+    expected = [[len(set(a) & set(b)) for b in sets[:4].tolist()] for a in sets.tolist()]
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_quadratic_fit__is_exact_on_polynomials() -> None:
+    overlap = np.arange(K + 1.0)
+    table = 0.3 + 0.2 * overlap - 0.05 * overlap**2
+    np.testing.assert_allclose(
+        set_kernel.quadratic_fit(jnp.asarray(table, jnp.float32)),
+        [0.3, 0.2, -0.05],
+        atol=1e-4,
+    )
+    # With K=1 there are two overlaps and a line goes through both.
+    np.testing.assert_allclose(
+        set_kernel.quadratic_fit(jnp.asarray([1.0, 3.0])), [1.0, 2.0, 0.0], atol=1e-5
+    )
+
+
+def test_due__asks_for_a_fit_on_a_geometric_schedule() -> None:
+    state = _told(ROWS)
+    assert MASTER.due(state)
+    fitted = REFIT(jax.random.key(2), state)
+    assert not MASTER.due(fitted)
+    later = fitted._replace(history=fitted.history._replace(count=jnp.asarray(61)))
+    assert MASTER.due(later)
+
+
+def test_refresh__lowers_for_gpu_and_tpu() -> None:
+    state = _told(ROWS)
+    platforms = ("cpu", "cuda", "tpu")
+    for fit in (False, True):
+        step = jax.jit(functools.partial(MASTER.refresh, fit=fit))
+        exported = jax.export.export(step, platforms=platforms)(
+            jax.random.key(0), state
+        )
+        assert set(exported.platforms) == set(platforms)
+    sets = _sets(3)
+    for function in (MASTER.belief, MASTER.score):
+        jax.export.export(jax.jit(function), platforms=platforms)(state, sets)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"depth": 1}, "depth"),
+        ({"radius": -1.0}, "radius"),
+        ({"constraints": "firm"}, "constraints"),
+        ({"block": 0}, "block"),
+        ({"min_noise": 0.0}, "min_noise"),
+    ],
+)
+def test_config__rejects_bad_values_in_a_sentence(change: dict, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        NtkUcbConfig(**change)
