@@ -36,7 +36,9 @@ def main() -> tuple[float, float]:
     unknown = float(confidence[fresh[:, 0] >= 0.5].mean())
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{size} parameters, 40 observations")
-    print(f"mean confidence radius where data is: {known:.3f}, elsewhere: {unknown:.3f}")
+    print(
+        f"mean confidence radius where data is: {known:.3f}, elsewhere: {unknown:.3f}"
+    )
     return known, unknown
 
 

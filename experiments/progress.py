@@ -62,7 +62,7 @@ class Progress:
             TextColumn("{task.fields[note]}"),
             console=self._console,
         )
-        self._bar.add_task(name, total=total, completed=done, note="")
+        self._bar.add_task(name, total=total, completed=done, note="compiling")
         self._bar.start()
 
     def update(self, done: int, note: str = "") -> None:

@@ -124,8 +124,12 @@ class UcbNet(nn.Module):
         return activations
 
     def _last(self, top: jax.Array) -> jax.Array:
-        halves = jnp.sum(top.reshape(2, -1) * self.last, axis=-1)  # [2]
-        return math.sqrt(self.width) * (halves[0] + halves[1])
+        """Apply W_D to a_{D-1}, float32[m]: float32[]."""
+        # u.w + v.z = ((u-v).(w-z) + (u+v).(w+z)) / 2: at the start u = v and w = -z,
+        # so that both terms are 0 whatever the order of the additions.
+        (u, v), (w, z) = top.reshape(2, -1), self.last
+        products = (u - v) * (w - z) + (u + v) * (w + z)
+        return 0.5 * math.sqrt(self.width) * jnp.sum(products)
 
 
 def check_sizes(num_arms: int, width: int, depth: int) -> None:
@@ -152,19 +156,17 @@ def init_params(key: jax.Array, net: UcbNet) -> Params:
 
 def predict(net: UcbNet, params: Params, actions: jax.Array) -> jax.Array:
     """Evaluate f at actions int32[N, K]: float32[N]."""
-    return jax.vmap(net.apply, in_axes=(None, 0))(params, actions)
+    return _map(net, params, actions, "__call__")
 
 
 def predict_vectors(net: UcbNet, params: Params, x: jax.Array) -> jax.Array:
     """Evaluate f at any vectors float32[N, L]: float32[N]."""
-    apply = jax.vmap(lambda row: net.apply(params, row, method=net.at_vector))
-    return apply(x)
+    return _map(net, params, x, "at_vector")
 
 
 def predict_entered(net: UcbNet, params: Params, entered: jax.Array) -> jax.Array:
     """Evaluate f from given W_1 x, float32[N, m]: float32[N]."""
-    apply = jax.vmap(lambda row: net.apply(params, row, method=net.output))
-    return apply(entered)
+    return _map(net, params, entered, "output")
 
 
 def first_weights(params: Params) -> jax.Array:
@@ -182,9 +184,13 @@ def outgoing_weights(net: UcbNet, params: Params, actions: jax.Array) -> jax.Arr
 
 def factors(net: UcbNet, params: Params, actions: jax.Array) -> Factors:
     """Return the factored gradients of f at actions int32[N, K]."""
-    apply = jax.vmap(lambda action: net.apply(params, action, method=net.factors))
-    activations, deltas = apply(actions)
+    activations, deltas = _map(net, params, actions, "factors")
     return Factors(actions=actions, activations=activations, deltas=deltas)
+
+
+def _map(net: UcbNet, params: Params, rows: jax.Array, method: str) -> Any:
+    """Apply a method of the network to every row."""
+    return jax.vmap(lambda row: net.apply(params, row, method=method))(rows)
 
 
 def first_deltas(grads: Factors, width: int) -> jax.Array:

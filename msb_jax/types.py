@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from msb_jax.link import Link
 from msb_jax.problem import Problem
 
 Key = jax.Array
@@ -41,15 +42,16 @@ class Score(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """Joint Gaussian belief over the rewards of N actions, in reward units."""
+    """Joint Gaussian belief over N actions, on the latent scale of the link."""
 
     mean: jax.Array  # [N]
     cov: jax.Array  # [N, N]
     noise: jax.Array  # [] variance of one observation
+    link: Link  # latent value <-> reward
 
 
 class Quadratic(NamedTuple):
-    """A quadratic model of the reward: x'Qx + d'x + e on K-hot x of A arms."""
+    """A quadratic model x'Qx + d'x + e on K-hot x of A arms, on the latent scale."""
 
     pair: jax.Array  # [A, A] symmetric
     linear: jax.Array  # [A]
@@ -93,7 +95,8 @@ class Master(NamedTuple):
     due: Callable[[State], bool]  # host: should the next refresh also fit scales?
     belief: Callable[[State, jax.Array], Belief]  # actions [N, K]
     score: Callable[[State, jax.Array], Score]  # actions [N, K]
-    fitted: Callable[[State], jax.Array]  # [C] mean at the absorbed rows
+    fitted: Callable[[State], jax.Array]  # [C] expected reward at absorbed rows
+    link: Callable[[State], Link]
     radius: Callable[[State], jax.Array]  # [] multiplies the posterior deviation
     marginals: Callable[[State], jax.Array]  # [L] first-order extractor b
     quadratic: Callable[[State, jax.Array], Quadratic]  # extractor (Q, d) on arms [A]

@@ -9,6 +9,7 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 
 # The environment, not jax.config, so that processes started by a test inherit it.
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # see experiments/__init__.py
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 

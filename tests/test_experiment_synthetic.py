@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +59,7 @@ def test_synthetic__runs_every_form(form: str) -> None:
     assert 0 < summary["policies"]["random"]["gt_fraction"] < 1.5
 
 
+@pytest.mark.slow
 def test_synthetic__all_policies_and_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     names = "--policies=lin_ts,random,master_slave"
     flags = (names, "--form=linear", "--constraints=hard")
@@ -158,6 +161,16 @@ def test_synthetic__bad_flags_get_a_sentence_and_exit_2(
     for word in words:
         assert word in err
     assert not Path("out").exists()
+
+
+def test_synthetic__is_a_command() -> None:
+    command = [sys.executable, "-m", "experiments.synthetic", "--k=400"]
+    root = Path(synthetic.__file__).parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: --k=400 is more than")
+    assert done.stderr.count("\n") == 1
 
 
 def test_config__defaults_are_the_papers() -> None:

@@ -12,10 +12,11 @@ import pytest
 from msb_jax.agent.master_slave import (
     MasterSlaveConfig,
     MasterSlaveState,
-    is_first,
     master_slave,
+    observe,
     split_evenly,
 )
+from msb_jax.link import identity_link
 from msb_jax.masters import history as hist
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, ntk_ucb
 from msb_jax.problem import (
@@ -26,7 +27,8 @@ from msb_jax.problem import (
     violated_pairs,
 )
 from msb_jax.samplers.registry import make_samplers
-from msb_jax.types import Policy
+from msb_jax.types import Belief, Policy
+from tests.reference import best_set
 
 NAMES = ("solver", "random_best", "teacher_student")
 
@@ -85,8 +87,6 @@ def test_agent__finds_the_best_feasible_set_of_a_linear_reward() -> None:
     pairs = violated_pairs(problem, jnp.asarray(np.stack(actions)))
     assert not np.asarray(pairs).any()
     theta, conflicts = _theta(16), np.asarray(problem.conflicts)
-    from tests.reference import best_set
-
     _, best = best_set(np.zeros((16, 16)), theta.astype(float), conflicts, 3)
     assert np.mean(means[-10:]) > 0.98 * best
     assert np.mean(means[-10:]) > np.mean(means[:20]) + 0.3
@@ -199,7 +199,9 @@ def test_refresh__grows_the_history_without_losing_rounds() -> None:
     for t in range(300):
         action = np.sort(rng.permutation(16)[:3]).astype(np.int32)
         told.append(action)
-        state = tell(jax.random.key(t), state, jnp.asarray(action), jnp.asarray(1.0 * t))
+        state = tell(
+            jax.random.key(t), state, jnp.asarray(action), jnp.asarray(1.0 * t)
+        )
         if t % 100 == 99:
             state = policy.refresh(jax.random.key(t), state)
     np.testing.assert_array_equal(state.master.history.actions[:300], np.stack(told))
@@ -232,7 +234,7 @@ def test_init__over_seeds_equals_one_by_one() -> None:
 def test_is_first__marks_one_row_of_every_set_whatever_the_order() -> None:
     rows = [[0, 1, 2], [2, 1, 0], [0, 1, 3], [0, 1, 2], [5, 4, 3], [3, 5, 4]]
     history = hist.new_history(6, 3)._replace(actions=jnp.asarray(rows, jnp.int32))
-    assert np.asarray(is_first(history)).tolist() == [
+    assert np.asarray(hist.is_first(history)).tolist() == [
         True,
         False,
         True,
@@ -247,7 +249,30 @@ def test_is_first__tells_all_pairs_of_three_hundred_arms_apart() -> None:
     actions = np.stack([first, second], axis=1).astype(np.int32)
     history = hist.new_history(len(actions), 2)._replace(actions=jnp.asarray(actions))
     # 44,850 sets in 2^32 codes: about 0.2 collisions are expected.
-    assert int(np.sum(~np.asarray(is_first(history)))) <= 3
+    assert int(np.sum(~np.asarray(hist.is_first(history)))) <= 3
+
+
+def test_observe__is_one_for_a_calibrated_belief_and_ignores_known_sets() -> None:
+    rng = np.random.default_rng(0)
+    belief = Belief(
+        mean=jnp.zeros((2,)),
+        cov=jnp.diag(jnp.asarray([4.0, 0.0])),
+        noise=jnp.asarray(1.0),
+        link=identity_link(),
+    )
+    step = jax.jit(observe)
+    known, calm, bold = jnp.ones(()), jnp.ones(()), jnp.ones(())
+    calms, bolds = [], []
+    for _ in range(400):
+        error = rng.normal()
+        calm = step(calm, belief, jnp.asarray([True, False]), 5.0**0.5 * error)
+        bold = step(bold, belief, jnp.asarray([True, False]), 3 * 5.0**0.5 * error)
+        known = step(known, belief, jnp.asarray([False, True]), 10.0 * error)
+        calms.append(float(calm))
+        bolds.append(float(bold))
+    assert float(known) == 1.0
+    assert 0.7 < np.mean(calms[100:]) < 1.4
+    assert 6.0 < np.mean(bolds[100:]) < 12.5
 
 
 def test_master_slave__needs_a_sampler_that_proposes_by_itself() -> None:

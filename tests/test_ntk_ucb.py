@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from msb_jax.agent.master_slave import condition
+from msb_jax.link import choose_origin, to_latent
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, NtkUcbState, ntk_ucb
@@ -45,7 +46,8 @@ def _told(rows: int, *, weights: tuple[float, ...] | None = None) -> NtkUcbState
     actions, rewards = _data()
     state = MASTER.init(jax.random.key(0), _problem())
     if weights is not None:
-        state = state._replace(log_weights=jnp.asarray(weights))
+        scales = state.scales._replace(log_weights=jnp.asarray(weights))
+        state = state._replace(scales=scales)
 
     def tell(state: NtkUcbState, pair: tuple) -> tuple[NtkUcbState, None]:
         return MASTER.update(jax.random.key(1), state, *pair), None
@@ -58,13 +60,13 @@ def _reference(state: NtkUcbState, sets: np.ndarray) -> tuple[np.ndarray, np.nda
     actions, rewards = _data()
     count = int(state.history.count)
     actions, rewards = actions[:count], rewards[:count].astype(float)
-    table = np.exp(np.asarray(state.log_weights, float)) @ np.asarray(
+    table = np.exp(np.asarray(state.scales.log_weights, float)) @ np.asarray(
         set_kernel.basis_tables(K, CONFIG.depth), float
     )
     rows, others = multi_hot(actions, L), multi_hot(sets, L)
-    weights = np.exp(np.asarray(state.log_weights, float))
-    noise = float(np.exp(state.log_noise)) + CONFIG.min_noise * weights.sum()
-    mean, scale = rewards.mean(), rewards.std()
+    weights = np.exp(np.asarray(state.scales.log_weights, float))
+    noise = float(np.exp(state.scales.log_noise)) + CONFIG.min_noise * weights.sum()
+    mean, scale = float(state.scales.center), float(state.scales.deviation)
     # A flat prior on the constant is the limit of a large variance of it.
     kernel = [
         table[np.rint(a @ b.T).astype(int)] + 1e4
@@ -99,7 +101,9 @@ def test_refresh__in_blocks_equals_one_factorisation() -> None:
         )
     parts = ABSORB(jax.random.key(2), parts)
     assert int(parts.history.absorbed) == ROWS
-    for one, other in zip(BELIEF(whole, sets), BELIEF(parts, sets), strict=True):
+    for one, other in zip(
+        BELIEF(whole, sets)[:3], BELIEF(parts, sets)[:3], strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
 
 
@@ -107,25 +111,17 @@ def test_condition__equals_a_refresh_with_the_new_round() -> None:
     actions, rewards = _data()
     state = ABSORB(jax.random.key(2), _told(ROWS - 1))
     sets = jnp.concatenate([_sets(5), jnp.asarray(actions[-1:])])
-    before = BELIEF(state, sets)
-    is_played = jnp.arange(6) == 5
-    # The moments of the rewards move with a new round; hold them for this test by
-    # telling the expected reward and comparing the covariance, which has none.
-    after = condition(before, is_played, jnp.asarray(rewards[-1]))
-    state = MASTER.update(
-        jax.random.key(3), state, jnp.asarray(actions[-1]), rewards[-1]
-    )
-    again = BELIEF(ABSORB(jax.random.key(2), state), sets)
-    scale = np.std(rewards[:-1]) ** 2 / np.std(rewards) ** 2
-    np.testing.assert_allclose(after.cov, again.cov * scale, rtol=0.02, atol=1e-5)
-    np.testing.assert_allclose(after.mean, again.mean, rtol=0.01)
+    after = condition(BELIEF(state, sets), jnp.arange(6) == 5, jnp.asarray(rewards[-1]))
+    again = BELIEF(ABSORB(jax.random.key(2), _told(ROWS)), sets)
+    np.testing.assert_allclose(after.cov, again.cov, atol=1e-3 * again.cov.max())
+    np.testing.assert_allclose(after.mean, again.mean, rtol=1e-4)
 
 
 def test_condition__leaves_the_belief_alone_when_nothing_matches() -> None:
     state = ABSORB(jax.random.key(2), _told(ROWS))
     belief = BELIEF(state, _sets(4))
     same = condition(belief, jnp.zeros((4,), bool), jnp.asarray(9.0))
-    for one, other in zip(belief, same, strict=True):
+    for one, other in zip(jax.tree.leaves(belief), jax.tree.leaves(same), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -143,7 +139,9 @@ def test_grow__keeps_the_belief_and_makes_room() -> None:
     larger = MASTER.grow(state, 512)
     assert larger.history.rewards.shape == (512,)
     sets = _sets(5)
-    for one, other in zip(BELIEF(state, sets), BELIEF(larger, sets), strict=True):
+    for one, other in zip(
+        BELIEF(state, sets)[:3], BELIEF(larger, sets)[:3], strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert MASTER.grow(larger, 256) is larger
 
@@ -168,11 +166,11 @@ def test_quadratic__on_some_arms_is_a_part_of_the_whole() -> None:
 
 def test_marginals__order_the_arms_as_the_linear_truth_does() -> None:
     state = REFIT(jax.random.key(2), _told(ROWS))
-    theta = np.random.default_rng(1)
-    [theta.permutation(L) for _ in range(ROWS)]
-    truth = theta.random(L)
-    correlation = np.corrcoef(MASTER.marginals(state), truth)[0, 1]
-    assert correlation > 0.9
+    base = np.arange(K)
+    # Exchange arm 0 for each other arm: differences of theta.
+    sets = np.stack([np.r_[arm, base[1:]] for arm in range(K, L)])
+    worth = _truth(sets)
+    assert np.corrcoef(MASTER.marginals(state)[K:], worth)[0, 1] > 0.9
 
 
 def test_draws__have_the_mean_and_the_deviation_of_the_belief() -> None:
@@ -205,26 +203,27 @@ def test_score__is_optimistic_and_prices_violations() -> None:
     )
 
 
-def test_refit__beats_the_start_in_evidence_and_is_no_worse_than_ridge() -> None:
-    rng = np.random.default_rng(3)
-    theta = rng.random(L)
+def _truth(sets: np.ndarray) -> np.ndarray:
+    """The noiseless reward behind `_data`."""
+    rng = np.random.default_rng(1)
+    for _ in range(ROWS):
+        rng.permutation(L)
+    return 3.0 + multi_hot(sets, L) @ rng.random(L)
+
+
+def test_refit__is_no_worse_than_ridge_regression_on_linear_rewards() -> None:
     state = REFIT(jax.random.key(2), _told(ROWS))
     actions, rewards = _data()
-    del theta
     held = np.asarray(_sets(200, seed=9))
-    generator = np.random.default_rng(1)
-    [generator.permutation(L) for _ in range(ROWS)]
-    truth = 3.0 + multi_hot(held, L) @ generator.random(L)
     rows = multi_hot(actions, L)
     centred = rewards - rewards.mean()
     errors = []
     for ridge in (1e-3, 1e-2, 1e-1, 1.0):  # tuned in hindsight
         weights = np.linalg.solve(rows.T @ rows + ridge * np.eye(L), rows.T @ centred)
         guess = rewards.mean() + multi_hot(held, L) @ weights
-        errors.append(np.sqrt(np.mean((guess - truth) ** 2)))
-    mean = np.asarray(BELIEF(state, jnp.asarray(held)).mean)
-    error = np.sqrt(np.mean((mean - truth) ** 2))
-    assert error < 1.15 * min(errors)
+        errors.append(np.sqrt(np.mean((guess - _truth(held)) ** 2)))
+    mean = np.asarray(jax.jit(MASTER.score)(state, jnp.asarray(held)).mean)
+    assert np.sqrt(np.mean((mean - _truth(held)) ** 2)) < 1.15 * min(errors)
 
 
 def test_evidence__gradient_equals_finite_differences() -> None:
@@ -234,29 +233,72 @@ def test_evidence__gradient_equals_finite_differences() -> None:
     grams = set_kernel.basis_tables(K, 2)[:, counts]
     is_row = jnp.ones((ROWS,)).at[-3:].set(0.0)
     grams = grams * (is_row[:, None] * is_row[None, :])[None]
-    targets = jnp.asarray((rewards - rewards.mean()) / rewards.std()) * is_row
-    logs = jnp.asarray(rng.normal(size=4) - 1.0, jnp.float32)
-    call = jax.jit(evidence.negative_evidence)
-    _, gradient = call(logs, grams, targets, is_row, 1e-3)
-    for i in range(4):
-        step = np.zeros(4, np.float32)
+    origin = choose_origin(jnp.asarray(rewards), is_row)
+
+    def targets(power: jax.Array) -> jax.Array:
+        latent = to_latent(origin._replace(power=power), jnp.asarray(rewards))
+        return (latent - latent.mean()) * is_row
+
+    params = jnp.asarray([*(rng.normal(size=4) - 1.0), 0.7], jnp.float32)
+    call = jax.jit(
+        lambda p: evidence.negative_evidence(p, grams, targets, is_row, 1e-3)
+    )
+    _, gradient = call(params)
+    for i in range(5):
+        step = np.zeros(5, np.float32)
         step[i] = 1e-2
-        high, _ = call(logs + step, grams, targets, is_row, 1e-3)
-        low, _ = call(logs - step, grams, targets, is_row, 1e-3)
+        high, _ = call(params + step)
+        low, _ = call(params - step)
         np.testing.assert_allclose(
             gradient[i], (high - low) / 2e-2, rtol=0.02, atol=0.02
         )
 
 
-def test_evidence__looks_at_old_and_new_rows_once_each() -> None:
-    history = hist.new_history(300, K)._replace(count=jnp.asarray(250))
+def test_evidence__looks_at_every_distinct_set_once() -> None:
+    rng = np.random.default_rng(2)
+    sets = np.stack([np.sort(rng.permutation(L)[:K]) for _ in range(250)])
+    distinct = np.unique(sets, axis=0)
+    actions = np.concatenate([distinct, np.repeat(distinct[:1], 50, axis=0)])
+    history = hist.new_history(len(actions), K)._replace(
+        actions=jnp.asarray(actions, jnp.int32), count=jnp.asarray(len(actions))
+    )
     rows, is_row = evidence.fit_rows(history, 64)
     assert np.asarray(is_row).all()
     assert len(set(np.asarray(rows).tolist())) == 64
-    assert set(range(250 - 32, 250)) <= set(np.asarray(rows).tolist())
+    newest = set(range(len(distinct) - 32, len(distinct)))
+    assert newest <= set(np.asarray(rows).tolist())
     rows, is_row = evidence.fit_rows(history._replace(count=jnp.asarray(40)), 64)
     assert np.asarray(rows)[:40].tolist() == list(range(40))
     assert np.asarray(is_row).sum() == 40
+
+
+def test_refit__finds_the_scale_on_which_a_cubic_is_linear() -> None:
+    rng = np.random.default_rng(4)
+    actions = np.stack([rng.permutation(L)[:K] for _ in range(120)]).astype(np.int32)
+    linear = multi_hot(actions, L) @ (0.2 + rng.random(L))
+    history = hist.new_history(128, K)._replace(
+        actions=jnp.asarray(np.pad(actions, ((0, 8), (0, 0)))),
+        rewards=jnp.asarray(np.pad(linear**3, (0, 8)), jnp.float32),
+        count=jnp.asarray(120),
+    )
+    fit = jax.jit(
+        functools.partial(
+            evidence.fit_scales,
+            num_arms=L,
+            num_rows=120,
+            num_steps=60,
+            min_noise=5e-4,
+            fit_power=True,
+        )
+    )
+    scales = fit(
+        history,
+        tables=set_kernel.basis_tables(K, 2),
+        start=evidence.start_scales(),
+    )
+    assert abs(float(scales.link.power) - 1 / 3) < 0.08
+    weights = np.exp(np.asarray(scales.log_weights))
+    assert weights[0] > 20 * weights[1:].sum()
 
 
 @pytest.mark.parametrize("depth", [2, 3])
@@ -282,11 +324,11 @@ def test_tangent_kernel__matches_the_gradients_of_a_wide_network(depth: int) -> 
         total = activations[0][-1] @ activations[1][-1]
         deltas = [last[0] * masks[i][-1] for i in range(2)]
         for layer in range(depth - 2, -1, -1):
-            scale = np.sqrt(2 / width) if layer == 0 else np.sqrt(2 / width)
             total += (
                 (activations[0][layer] @ activations[1][layer])
                 * (deltas[0] @ deltas[1])
-                * scale**2
+                * 2
+                / width
             )
             if layer:
                 deltas = [
@@ -303,7 +345,9 @@ def test_tangent_kernel__matches_the_gradients_of_a_wide_network(depth: int) -> 
 def test_overlaps__count_common_arms() -> None:
     sets = _sets(9)
     counts = set_kernel.overlaps(sets, sets[:4], L)
-    expected = [[len(set(a) & set(b)) for b in sets[:4].tolist()] for a in sets.tolist()]
+    expected = [
+        [len(set(a) & set(b)) for b in sets[:4].tolist()] for a in sets.tolist()
+    ]
     np.testing.assert_array_equal(counts, expected)
 
 

@@ -229,9 +229,7 @@ def test_solver__looks_at_a_part_of_the_arms_when_told_to() -> None:
 def test_beta_perturb__changes_about_two_of_twenty_arms() -> None:
     n, action = 400, jnp.arange(20, dtype=jnp.int32)
     keys = jax.random.split(jax.random.key(0), n)
-    noisy = jax.jit(
-        jax.vmap(lambda k: beta_perturb(k, action, 300, 0.05))
-    )(keys)
+    noisy = jax.jit(jax.vmap(lambda k: beta_perturb(k, action, 300, 0.05)))(keys)
     changed = 20 - (np.asarray(noisy) < 20).sum(axis=1)
     error = (changed.mean() - 2.0) / (changed.std() / np.sqrt(n))
     assert abs(error) < 5

@@ -11,7 +11,10 @@ Source: paper, algorithm 1 and section "Master-slave algorithm".
 Differs from the paper:
 * candidates are made once a refresh, n_es for each of its rounds, not once a round;
 * warm-up rounds are random feasible sets when constraints are hard (I-27);
-* a set proposed by several samplers is credited to the first of them (I-23).
+* a set proposed by several samplers is credited to the first of them (I-23);
+* the radius is widened by the errors actually seen (a model that is surprised is less
+  sure than it thinks), and in one round of ten it is doubled: a master that plays one
+  set for ever learns nothing of its neighbours.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from msb_jax.link import identity_link, latent_slope, to_latent, to_reward
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import HARD_PRICE, total_score
 from msb_jax.problem import (
@@ -37,6 +41,10 @@ from msb_jax.rng import stream
 from msb_jax.samplers.base import Context, Sampler, View, promising
 from msb_jax.solvers.local_search import penalise
 from msb_jax.types import Belief, Key, Master, Policy, State
+
+# Pace of the running mean of squared errors, and what a single one counts at most.
+SURPRISE_RATE = 0.05
+MAX_SURPRISE = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,8 @@ class MasterSlaveConfig:
     max_arms: int = 320  # arms the quadratic model speaks of
     num_draws: int = 16  # posterior draws of the model made for the samplers
     draw_arms: int = 128  # arms these speak of
+    bold_share: float = 0.1  # rounds with a wider radius
+    bold_factor: float = 2.0  # how much wider
 
     def __post_init__(self) -> None:
         if self.n_re < 0:
@@ -86,6 +96,7 @@ class MasterSlaveState(NamedTuple):
     samplers: tuple[State, ...]
     pool: Pool
     radius: jax.Array  # [] of the confidence, at the last refresh
+    surprise: jax.Array  # [] running mean of squared standardised errors
     round: jax.Array  # [] int32, actions asked for
     origin: jax.Array  # [] int32, sampler of the last action
 
@@ -121,6 +132,7 @@ def master_slave(
                 mean=zeros,
                 cov=jnp.zeros((num_candidates, num_candidates)),
                 noise=jnp.ones(()),
+                link=identity_link(),
             ),
         )
         return MasterSlaveState(
@@ -129,22 +141,31 @@ def master_slave(
             samplers=sampler_states,
             pool=pool,
             radius=jnp.zeros(()),
+            surprise=jnp.ones(()),
             round=jnp.zeros((), jnp.int32),
             origin=jnp.zeros((), jnp.int32),
         )
 
     def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
+        random_key, reach_key = jax.random.split(key)
         draw = random_feasible_sets if is_hard else random_sets
-        random = draw(key, state.problem, 1)[0]
+        random = draw(random_key, state.problem, 1)[0]
         pool = state.pool
-        deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(pool.belief.cov), 0.0))
+        belief, pairs = pool.belief, pool.pairs
+        deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
+        is_bold = jax.random.bernoulli(reach_key, config.bold_share)
+        reach = jnp.where(is_bold, config.bold_factor, 1.0) * state.radius
+        reach *= jnp.sqrt(jnp.maximum(state.surprise, 1.0))
+        mean = to_reward(belief.link, belief.mean)
+        upper = to_reward(belief.link, belief.mean + reach * deviation)
         total = total_score(
-            pool.belief.mean,
-            state.radius * deviation,
-            pool.pairs,
-            pool.pairs / jnp.maximum(state.problem.num_conflicts, 1),
-            lam=config.lam,
-            constraints=config.constraints,
+            mean,
+            upper - mean,
+            pairs,
+            pairs / jnp.maximum(state.problem.num_conflicts, 1),
+            config.lam,
+            config.constraints,
+            1.0 + jnp.max(jnp.abs(mean)),
         )
         best = jnp.argmax(total)
         is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
@@ -161,6 +182,7 @@ def master_slave(
         return state._replace(
             master=master.update(key, state.master, action, reward),
             pool=pool._replace(belief=condition(pool.belief, same, reward)),
+            surprise=observe(state.surprise, pool.belief, same, reward),
         )
 
     def learn(
@@ -185,8 +207,11 @@ def master_slave(
         marginals = master.marginals(state.master)
         lam = jnp.asarray(config.lam, jnp.float32)
         soft_price = lam / jnp.maximum(problem.num_conflicts, 1)
-        price = jnp.asarray(jnp.inf) if is_hard else soft_price
         elites, values = best_played(state, HARD_PRICE if is_hard else soft_price)
+        # The model lives on the latent scale, and so does the price of a pair.
+        link = master.link(state.master)
+        soft_price = soft_price * latent_slope(link, values[0])
+        price = jnp.asarray(jnp.inf) if is_hard else soft_price
         size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
         worth = marginals.at[elites].set(jnp.inf)
         arms = jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
@@ -220,7 +245,7 @@ def master_slave(
         value = master.fitted(state.master)
         value -= price * violated_pairs(state.problem, history.actions)
         is_row = hist.valid_rows(history, history.absorbed) > 0
-        value = jnp.where(is_row & is_first(history), value, -jnp.inf)
+        value = jnp.where(is_row & hist.is_first(history), value, -jnp.inf)
         values, rows = jax.lax.top_k(value, config.num_elites)
         # Fewer distinct sets than places: the best one takes the empty ones.
         rows = jnp.where(jnp.isfinite(values), rows, rows[0])
@@ -329,23 +354,29 @@ def condition(belief: Belief, is_played: jax.Array, reward: jax.Array) -> Belief
     column = belief.cov[:, row]
     gain = column / (column[row] + belief.noise)
     gain = jnp.where(jnp.any(is_played), gain, 0.0)
+    error = to_latent(belief.link, reward) - belief.mean[row]
     return belief._replace(
-        mean=belief.mean + gain * (reward - belief.mean[row]),
+        mean=belief.mean + gain * error,
         cov=belief.cov - gain[:, None] * column[None, :],
     )
 
 
-def is_first(history: hist.History) -> jax.Array:
-    """Mark the first row of every distinct set of the history: bool[C]."""
-    # A sum of one random 32-bit number an arm identifies a set whatever its order.
-    mixed = history.actions.astype(jnp.uint32) + jnp.uint32(1)
-    for multiplier in (0x85EBCA6B, 0xC2B2AE35):
-        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(multiplier)
-    code = jnp.sum(mixed ^ (mixed >> 16), axis=1, dtype=jnp.uint32)
-    order = jnp.argsort(code, stable=True)
-    ordered = code[order]
-    is_new = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros(code.shape, bool).at[order].set(is_new)
+def observe(
+    surprise: jax.Array, belief: Belief, is_played: jax.Array, reward: jax.Array
+) -> jax.Array:
+    """Track whether errors are as large as the belief expects them to be.
+
+    A running mean of squared standardised errors, 1 for a calibrated belief. A set
+    that is known already says nothing of the model, so a round counts by the share of
+    the expected error that is not noise.
+    """
+    row = jnp.argmax(is_played)
+    variance = belief.cov[row, row] + belief.noise
+    error = to_latent(belief.link, reward) - belief.mean[row]
+    share = jnp.clip(belief.cov[row, row] / variance, 0.0, 1.0)
+    weight = jnp.where(jnp.any(is_played), SURPRISE_RATE * share, 0.0)
+    squared = jnp.minimum(jnp.square(error) / variance, MAX_SURPRISE)
+    return surprise + weight * (squared - surprise)
 
 
 def split_evenly(total: int, samplers: Sequence[Sampler]) -> tuple[int, ...]:

@@ -62,9 +62,9 @@ class ExactState(NamedTuple):
     """Factored gradients of the rounds and the Cholesky factor of their Gram."""
 
     rows: Factors  # [C, ...] of the absorbed rounds
-    upper: jax.Array  # [C, C] U with U'U = lam1 I + K, identity beyond count
+    upper: jax.Array  # [C, C] U with U'U = lam1 I + K, identity beyond num_rows
     trace: jax.Array  # [] sum of k(x_s, x_s)
-    count: jax.Array  # [] int32
+    num_rows: jax.Array  # [] int32
 
 
 class DiagonalState(NamedTuple):
@@ -202,12 +202,12 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
             rows=Factors(jnp.zeros((capacity, k), jnp.int32), zeros, zeros),
             upper=jnp.eye(capacity),
             trace=jnp.zeros(()),
-            count=jnp.zeros((), jnp.int32),
+            num_rows=jnp.zeros((), jnp.int32),
         )
 
     def project(state: ExactState, new: Factors) -> jax.Array:
-        """Return V = U'^{-1} K(rows, new), [C, N]; zero beyond count."""
-        is_row = jnp.arange(state.upper.shape[0]) < state.count
+        """Return V = U'^{-1} K(rows, new), [C, N]; zero beyond num_rows."""
+        is_row = jnp.arange(state.upper.shape[0]) < state.num_rows
         cross = gram(state.rows, new, num_arms, width)
         return _solve(state.upper, jnp.where(is_row[:, None], cross, 0.0))
 
@@ -216,7 +216,7 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         is_new = block < num_new
         capacity = state.upper.shape[0]
         # Rows that are not new are sent beyond the capacity, where writes drop.
-        place = jnp.where(is_new, state.count + block, capacity)
+        place = jnp.where(is_new, state.num_rows + block, capacity)
         solved = project(state, new)  # [C, b]
         inner = gram(new, new, num_arms, width)
         schur = inner + lam1 * jnp.eye(block.size) - _dots(solved.T, solved.T)
@@ -229,7 +229,7 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
             ),
             upper=state.upper.at[:, place].set(columns, mode="drop"),
             trace=state.trace + jnp.sum(jnp.where(is_new, jnp.diagonal(inner), 0.0)),
-            count=state.count + num_new,
+            num_rows=state.num_rows + num_new,
         )
 
     def floor(state: ExactState, norm: jax.Array) -> jax.Array:
@@ -250,7 +250,7 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         return cov + jnp.diag(jnp.maximum(missing, 0.0))
 
     def log_det(state: ExactState) -> jax.Array:
-        is_row = jnp.arange(state.upper.shape[0]) < state.count
+        is_row = jnp.arange(state.upper.shape[0]) < state.num_rows
         logs = 2.0 * jnp.log(jnp.diagonal(state.upper)) - math.log(lam1)
         return jnp.sum(jnp.where(is_row, logs, 0.0))
 

@@ -4,39 +4,56 @@ The scales decide how far a closed-form learner gets: with fixed ones it stops w
 short of the optimum on quadratic rewards. The likelihood of a Gaussian process with
 kernel sum_i w_i T_i is smooth in log w, so a few dozen Adam steps on a few hundred
 rows are enough, warm-started from the last fit. The unknown constant of the reward is
-integrated out (restricted likelihood).
+integrated out (restricted likelihood), and the power of the `link` is fitted along.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.scipy.linalg import solve_triangular
 
+from msb_jax.link import (
+    MAX_POWER,
+    MIN_POWER,
+    Link,
+    choose_origin,
+    identity_link,
+    to_latent,
+)
 from msb_jax.masters import history as hist
 from msb_jax.masters.set_kernel import overlaps
 
 # A wide Gaussian prior on the logarithms keeps unused terms from drifting away.
-PRIOR_MEAN = (0.0, 0.0, -1.0, -3.0)
-PRIOR_DEVIATION = 3.0
+PRIOR_MEAN = (0.0, 0.0, -1.0, -3.0, 1.0)
+PRIOR_DEVIATION = (3.0, 3.0, 3.0, 3.0, 0.2)
 LEARNING_RATE = 0.15
 
 
 def fit_rows(history: hist.History, num_rows: int) -> tuple[jax.Array, jax.Array]:
-    """Choose the rows to look at: half spread over the past, half the latest.
+    """Choose distinct sets to look at: half spread over the past, half the latest.
+
+    A set played again says nothing new of the function but, with the noise held above
+    its floor, hundreds of copies would outvote everything else.
 
     Returns:
         int32[num_rows] row numbers and float32[num_rows] which of them are real.
     """
+    is_new = hist.is_first(history) & (hist.valid_rows(history, history.count) > 0)
+    order = jnp.argsort(~is_new, stable=True)  # distinct sets first, oldest first
+    count = jnp.sum(is_new)
     half = num_rows // 2
     position = jnp.arange(num_rows)
-    spread = position * jnp.maximum(history.count - half, 0) // max(num_rows - half, 1)
-    latest = history.count - num_rows + position
-    rows = jnp.where(position < num_rows - half, spread, latest)
-    rows = jnp.where(history.count <= num_rows, position, rows)
-    is_row = (rows < history.count).astype(jnp.float32)
-    return jnp.minimum(rows, history.rewards.shape[0] - 1), is_row
+    spread = position * jnp.maximum(count - half, 0) // max(num_rows - half, 1)
+    latest = count - num_rows + position
+    chosen = jnp.where(position < num_rows - half, spread, latest)
+    chosen = jnp.where(count <= num_rows, position, chosen)
+    is_row = (chosen < count).astype(jnp.float32)
+    return order[jnp.minimum(chosen, order.shape[0] - 1)], is_row
 
 
 def noise_floor(weights: jax.Array, min_noise: float) -> jax.Array:
@@ -48,91 +65,150 @@ def noise_floor(weights: jax.Array, min_noise: float) -> jax.Array:
     return min_noise * jnp.sum(weights)
 
 
+class Scales(NamedTuple):
+    """What the likelihood chooses."""
+
+    log_weights: jax.Array  # [3] of the kernel terms, in units of deviation^2
+    log_noise: jax.Array  # []
+    link: Link
+    center: jax.Array  # [] of the latent values
+    deviation: jax.Array  # [] their unit
+
+
+def start_scales() -> Scales:
+    """Scales before the first fit."""
+    return Scales(
+        log_weights=jnp.array([0.0, -1.0, -2.0]),
+        log_noise=jnp.array(-2.0),
+        link=identity_link(),
+        center=jnp.zeros(()),
+        deviation=jnp.ones(()),
+    )
+
+
 def negative_evidence(
-    logs: jax.Array,
+    params: jax.Array,
     grams: jax.Array,
-    targets: jax.Array,
+    targets: Callable[[jax.Array], jax.Array],
     is_row: jax.Array,
     min_noise: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Negative log restricted likelihood and its gradient in the logarithms.
+    """Negative log restricted likelihood and its gradient.
 
     Args:
-        logs: [4] logarithms of the three weights and of the noise.
+        params: [5] logarithms of the three weights and of the noise; the power.
         grams: [3, n, n] the kernel terms.
-        targets: [n] standardised rewards, 0 where there is no row.
+        targets: power -> [n] latent rewards, 0 where there is no row.
         is_row: [n].
         min_noise: see `noise_floor`.
     """
-    scales = jnp.exp(logs)
-    size = targets.shape[0]
+    scales, power = jnp.exp(params[:4]), params[4]
     gram = jnp.einsum("i,inm->nm", scales[:-1], grams)
     noise = scales[-1] + noise_floor(scales[:-1], min_noise)
     diagonal = jnp.where(is_row > 0, noise, 1.0)
     factor = jnp.linalg.cholesky(gram + jnp.diag(diagonal))
-    root = solve_triangular(factor, jnp.eye(size), lower=True)
+    root = solve_triangular(factor, jnp.eye(is_row.shape[0]), lower=True)
     inverse = root.T @ root
     ones = inverse @ is_row
     level = jnp.maximum(is_row @ ones, 1e-12)  # 1'K^-1 1
     projected = inverse - ones[:, None] * ones[None, :] / level
-    alpha = projected @ targets
-    value = 0.5 * targets @ alpha + jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+    def misfit(power: jax.Array) -> jax.Array:
+        latent = targets(power)
+        return 0.5 * latent @ (projected @ latent)
+
+    alpha = projected @ targets(power)
+    misfit_value, power_slope = jax.value_and_grad(misfit)(power)
+    value = misfit_value + jnp.sum(jnp.log(jnp.diagonal(factor)))
     value += 0.5 * jnp.log(level)
     # d/dw = (tr(P T) - a'Ta) / 2, and every weight also lifts the noise floor.
     slack = projected - alpha[:, None] * alpha[None, :]
     noise_slope = 0.5 * jnp.sum(jnp.diagonal(slack) * is_row)
     slopes = 0.5 * jnp.einsum("nm,inm->i", slack, grams) + min_noise * noise_slope
     gradient = jnp.concatenate([slopes, noise_slope[None]]) * scales
-    pull = (logs - jnp.array(PRIOR_MEAN)) / PRIOR_DEVIATION
-    value += 0.5 * jnp.sum(pull * pull)
-    return value, gradient + pull / PRIOR_DEVIATION
+    gradient = jnp.concatenate([gradient, power_slope[None]])
+    spread = jnp.array(PRIOR_DEVIATION)
+    pull = (params - jnp.array(PRIOR_MEAN)) / spread
+    return value + 0.5 * jnp.sum(pull * pull), gradient + pull / spread
 
 
-def fit_weights(
+def fit_scales(
     history: hist.History,
     tables: jax.Array,
     num_arms: int,
-    log_weights: jax.Array,
-    log_noise: jax.Array,
+    start: Scales,
     *,
     num_rows: int,
     num_steps: int,
     min_noise: float,
-) -> tuple[jax.Array, jax.Array]:
-    """Fit the three weights and the noise, from the given start.
+    fit_power: bool,
+) -> Scales:
+    """Fit weights, noise and power, from the given start.
 
     Args:
         history: all rounds; at most `num_rows` of them are looked at.
         tables: [3, K+1] kernel terms over the overlaps.
         num_arms: L.
-        log_weights: [3] start.
-        log_noise: [] start.
-
-    Returns:
-        New log_weights [3] and log_noise [].
+        start: of the last fit.
+        num_rows, num_steps: rows looked at and Adam steps.
+        min_noise: see `noise_floor`.
+        fit_power: False keeps the identity link.
     """
-    mean, deviation = hist.moments(history)
     num_rows = min(num_rows, history.rewards.shape[0])
     rows, is_row = fit_rows(history, num_rows)
-    actions = history.actions[rows]
+    actions, rewards = history.actions[rows], history.rewards[rows]
     counts = overlaps(actions, actions, num_arms)
     grams = tables[:, counts] * (is_row[:, None] * is_row[None, :])[None]
-    targets = (history.rewards[rows] - mean) / deviation * is_row
+    every = hist.valid_rows(history, history.count)
+    # The unit must be the geometric mean of the very rows whose likelihood is taken:
+    # this is what makes likelihoods of different powers comparable.
+    origin = choose_origin(rewards, is_row)
+    _, deviation = masked_moments(history.rewards, every)
+
+    def targets(power: jax.Array) -> jax.Array:
+        latent = to_latent(origin._replace(power=power), rewards)
+        return (
+            (latent - jnp.sum(latent * is_row) / jnp.sum(is_row)) * is_row / deviation
+        )
+
     optimizer = optax.adam(LEARNING_RATE)
-    start = jnp.concatenate([log_weights, log_noise[None]])
+    params = jnp.concatenate(
+        [start.log_weights, start.log_noise[None], start.link.power[None]]
+    )
+    low = jnp.array([-12.0, -12.0, -12.0, -16.0, MIN_POWER])
+    high = jnp.array([5.0, 5.0, 5.0, 3.0, MAX_POWER])
+    # The power moves on a scale of tenths, the logarithms on one of units.
+    pace = jnp.array([1.0, 1.0, 1.0, 1.0, 0.3 if fit_power else 0.0])
 
     def step(
-        carry: tuple[jax.Array, optax.OptState], _: None
+        carry: tuple[jax.Array, optax.OptState], nothing: None
     ) -> tuple[tuple[jax.Array, optax.OptState], None]:
-        logs, optimizer_state = carry
-        _, gradient = negative_evidence(logs, grams, targets, is_row, min_noise)
+        del nothing
+        params, optimizer_state = carry
+        _, gradient = negative_evidence(params, grams, targets, is_row, min_noise)
         # A factorisation that failed in float32 must not poison the weights.
         gradient = jnp.where(jnp.isfinite(gradient), gradient, 0.0)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state)
-        logs = jnp.clip(logs + updates, -12.0, 5.0)
-        return (logs, optimizer_state), None
+        params = jnp.clip(params + pace * updates, low, high)
+        return (params, optimizer_state), None
 
-    (logs, _), _ = jax.lax.scan(
-        step, (start, optimizer.init(start)), None, length=num_steps
+    (params, _), _ = jax.lax.scan(
+        step, (params, optimizer.init(params)), None, length=num_steps
     )
-    return logs[:-1], logs[-1]
+    link = origin._replace(power=params[4])
+    latent_center, _ = masked_moments(to_latent(link, history.rewards), every)
+    return Scales(
+        log_weights=params[:3],
+        log_noise=params[3],
+        link=link,
+        center=latent_center,
+        deviation=deviation,
+    )
+
+
+def masked_moments(values: jax.Array, is_row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and deviation of the real rows; a deviation of 1 where all are equal."""
+    total = jnp.maximum(jnp.sum(is_row), 1.0)
+    mean = jnp.sum(values * is_row) / total
+    deviation = jnp.sqrt(jnp.sum(jnp.square(values - mean) * is_row) / total)
+    return mean, jnp.where(deviation > hist.MIN_DEVIATION, deviation, 1.0)

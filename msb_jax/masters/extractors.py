@@ -8,9 +8,9 @@ o_ij = h'((e_i + e_j) / sqrt(2)) and e = h'(0):
     Q_ii = (o_ii - sqrt(2) (b_i - e) - e) / (2 - sqrt(2)),    d_i = b_i - Q_ii - e.
 
 `quadratic_from_function` is that, for any function. It looks at vectors of one and
-two arms, far from sets of K arms, where a network has never seen data. For the
-network `fit_units` and `smooth_quadratic` are the alternative: the least-squares quadratic of every
-hidden unit over the region where the good sets are.
+two arms, far from sets of K arms, where a network has never seen data. The other way
+(`fit_units`, `smooth_quadratic`) is the least-squares quadratic of every hidden unit
+over the region where the good sets are.
 
 All models are returned in units of the K-hot x: the network sees x / sqrt(K).
 
@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
+from msb_jax import networks
 from msb_jax.types import Quadratic
 
 _ROOT = math.sqrt(2.0)
@@ -143,8 +144,60 @@ def smooth_quadratic(
     )
 
 
-def evaluate(model: Quadratic, actions: jax.Array) -> jax.Array:
-    """Evaluate x'Qx + d'x + e at actions int32[N, K]: float32[N]."""
-    pairs = model.pair[actions[:, :, None], actions[:, None, :]]  # [N, K, K]
-    linear = model.linear[actions].sum(axis=1)
-    return pairs.sum(axis=(1, 2)) + linear + model.offset
+class NetworkExtractor(NamedTuple):
+    """A trained network and how it is to be read."""
+
+    net: networks.UcbNet
+    params: networks.Params
+    k: int  # arms in an action
+    sets: jax.Array  # [E, K] int32, around which the least-squares model fits
+    spread: float  # of `fit_units`
+    is_literal: bool  # the paper's values at one and two arms instead
+
+
+def network_marginals(extractor: NetworkExtractor) -> jax.Array:
+    """Return the first-order model of the network: float32[L].
+
+    The paper's b_i = f(e_i), or what an arm adds to a set near the given ones.
+    """
+    net, params = extractor.net, extractor.params
+    rows = networks.first_weights(params)  # [L, m]
+    if extractor.is_literal:
+        return networks.predict_entered(net, params, rows)
+    if net.depth == 1:
+        return math.sqrt(net.width / extractor.k) * rows[:, 0]
+    outgoing = networks.outgoing_weights(net, params, extractor.sets)
+    fit = fit_units(rows, extractor.sets, extractor.spread)
+    return rows @ (outgoing * fit.slope) / math.sqrt(extractor.k)
+
+
+def network_quadratic(extractor: NetworkExtractor, arms: jax.Array) -> Quadratic:
+    """Return the second-order model of the network on sets within arms int32[A]."""
+    net, params, k = extractor.net, extractor.params, extractor.k
+    rows = networks.first_weights(params)  # [L, m]
+    local = rows[arms]  # [A, m]
+    if extractor.is_literal:
+
+        def pairs_with(row: jax.Array) -> jax.Array:
+            entered = (local + row[None, :]) / _ROOT
+            return networks.predict_entered(net, params, entered)
+
+        single = networks.predict_entered(net, params, local)
+        pairs = jax.lax.map(pairs_with, local)
+        return quadratic_from_values(single, pairs, jnp.zeros(()), k)
+    if net.depth == 1:
+        return Quadratic(
+            pair=jnp.zeros((arms.shape[0], arms.shape[0])),
+            linear=math.sqrt(net.width / k) * local[:, 0],
+            offset=jnp.zeros(()),
+        )
+    outgoing = networks.outgoing_weights(net, params, extractor.sets)
+    fit = fit_units(rows, extractor.sets, extractor.spread)
+    model = smooth_quadratic(fit, local, outgoing, k)
+    if net.depth == 2:
+        return model
+    # Layers above were taken for linear: shift the model to their value on the sets.
+    inputs = rows[extractor.sets].sum(axis=1) / math.sqrt(k) - fit.center[None, :]
+    values = fit.level + fit.slope * inputs + fit.curve * jnp.square(inputs)
+    true = networks.predict(net, params, extractor.sets)
+    return model._replace(offset=model.offset + jnp.mean(true - values @ outgoing))

@@ -21,7 +21,7 @@ class History(NamedTuple):
 
     actions: jax.Array  # [C, K] int32, rows >= count hold arm 0
     rewards: jax.Array  # [C] float32, 0 beyond count
-    count: jax.Array  # [] int32
+    count: jax.Array  # type: ignore[assignment]  # [] int32; hides tuple.count
     absorbed: jax.Array  # [] int32
 
 
@@ -58,6 +58,19 @@ def moments(history: History) -> tuple[jax.Array, jax.Array]:
     variance = jnp.sum(jnp.square(history.rewards - mean) * is_row) / total
     deviation = jnp.sqrt(variance)
     return mean, jnp.where(deviation > MIN_DEVIATION, deviation, 1.0)
+
+
+def is_first(history: History) -> jax.Array:
+    """Mark the first row of every distinct set of the history: bool[C]."""
+    # A sum of one random 32-bit number an arm identifies a set whatever its order.
+    mixed = history.actions.astype(jnp.uint32) + jnp.uint32(1)
+    for multiplier in (0x85EBCA6B, 0xC2B2AE35):
+        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(multiplier)
+    code = jnp.sum(mixed ^ (mixed >> 16), axis=1, dtype=jnp.uint32)
+    order = jnp.argsort(code, stable=True)
+    ordered = code[order]
+    is_new = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])
+    return jnp.zeros(code.shape, bool).at[order].set(is_new)
 
 
 def grow(history: History, capacity: int) -> History:

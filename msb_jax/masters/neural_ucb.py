@@ -18,8 +18,9 @@ Differs from the paper:
 * training="adam" warm-starts mini-batch Adam on the same loss (I-14);
   training="literal" is the paper's J gradient steps from theta_0 on all rounds;
 * the mean is a closed-form linear part (`ridge`) plus the network, which learns what
-  the linear part leaves: a linear reward is then learned as fast as by ridge
-  regression (`linear_part=False` is the paper's mean);
+  the linear part leaves and counts as far as its forecasts came true: a linear
+  reward is then learned as fast as by ridge regression (`linear_part=False` is the
+  paper's mean);
 * rewards are standardised by their running mean and deviation (I-9), and inputs are
   x / sqrt(K) everywhere (I-12);
 * radius_kind="theory" uses the large-width limit of gamma_t with -2 log delta, where
@@ -38,24 +39,27 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from msb_jax import networks
+from msb_jax.link import Link, identity_link
 from msb_jax.masters import extractors, training
 from msb_jax.masters import history as hist
 from msb_jax.masters import ridge as linear
 from msb_jax.masters.confidence import KINDS, MIN_RIDGE, Confidence, confidence
 from msb_jax.masters.scoring import check_constraints, total_score
-from msb_jax.problem import Problem, violated_pairs, violation_rate
+from msb_jax.problem import Problem, random_sets, violated_pairs, violation_rate
 from msb_jax.rng import stream
 from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
 ADAM_RATE = 1e-2
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
+CHOICES = {
+    "confidence": KINDS,
+    "radius_kind": ("constant", "theory"),
+    "training": ("adam", "literal"),
+    "extractor": ("least_squares", "paper"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class NeuralUcbConfig:
     width: int = 64  # m, even
     depth: int = 2  # D, number of weight matrices
     lam1: float = 1.0  # ridge of Z and of the training loss
-    nu: float = 0.1  # exploration, in deviations of the rewards
+    nu: float = 0.2  # exploration, in deviations of the rewards
     confidence: str = "exact"  # or "diagonal", "full"
     radius_kind: str = "constant"  # or "theory"
     norm_bound: float = 1.0  # S of the theoretical radius
@@ -75,9 +79,10 @@ class NeuralUcbConfig:
     num_steps: int = 200  # training steps of a refresh, J
     batch_size: int = 64  # rounds in a step of Adam
     linear_part: bool = True
+    fit_growth: float = 1.5  # choose the ridge anew after growth by this factor
     extractor: str = "least_squares"  # or "paper"
-    num_elites: int = 32  # best played sets, around which the extractor fits
-    spread: float = 0.25  # share of arms swapped in that neighbourhood
+    extractor_sets: int = 32  # best played sets, around which it fits
+    extractor_spread: float = 0.25  # share of arms swapped in that neighbourhood
     lam: float = 5.0  # price of the violation rate, soft constraints
     constraints: str = "soft"  # or "hard"
     capacity: int = 256  # rounds the history starts with
@@ -86,11 +91,13 @@ class NeuralUcbConfig:
     def __post_init__(self) -> None:
         networks.check_sizes(1, self.width, self.depth)
         check_constraints(self.constraints, self.lam)
-        _check_choice("confidence", self.confidence, KINDS)
-        _check_choice("radius_kind", self.radius_kind, ("constant", "theory"))
-        _check_choice("training", self.training, ("adam", "literal"))
-        _check_choice("extractor", self.extractor, ("least_squares", "paper"))
-        for name in ("num_steps", "batch_size", "num_elites", "capacity", "block"):
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, "
+                    f"got {getattr(self, name)!r}."
+                )
+        for name in ("num_steps", "batch_size", "extractor_sets", "capacity", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} must be at least 1, got {getattr(self, name)}."
@@ -102,17 +109,17 @@ class NeuralUcbConfig:
                 "nu and norm_bound must be finite and at least 0, got "
                 f"{self.nu} and {self.norm_bound}."
             )
-        if not 0 < self.delta < 1 or not 0 < self.spread <= 1:
+        if not 0 < self.delta < 1 or not 0 < self.extractor_spread <= 1:
             raise ValueError(
-                "delta must lie in (0, 1) and spread in (0, 1], got "
-                f"{self.delta} and {self.spread}."
+                "delta must lie in (0, 1) and extractor_spread in (0, 1], got "
+                f"{self.delta} and {self.extractor_spread}."
             )
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            raise ValueError(
-                f"learning_rate must be positive, got {self.learning_rate}."
-            )
+        if not 1 < self.fit_growth < math.inf:
+            raise ValueError(f"fit_growth must be above 1, got {self.fit_growth}.")
+        rate = 0.0 if self.learning_rate is None else self.learning_rate
+        if self.learning_rate is not None and not 0 < rate < math.inf:
+            raise ValueError(f"learning_rate must be positive, got {rate}.")
         is_theory = self.radius_kind == "theory" and self.training == "literal"
-        rate = self.learning_rate or 0.0
         if is_theory and rate * self.width * self.lam1 >= 1:
             raise ValueError(
                 "radius_kind='theory' needs learning_rate * width * lam1 below 1; "
@@ -120,11 +127,7 @@ class NeuralUcbConfig:
             )
 
 
-class Gate(NamedTuple):
-    """How far the network's forecasts came true, beyond the linear part."""
-
-    agreement: jax.Array  # [] discounted sum of forecast * outcome
-    energy: jax.Array  # [] discounted sum of forecast^2
+DEFAULT = NeuralUcbConfig()
 
 
 class NeuralUcbState(NamedTuple):
@@ -137,50 +140,36 @@ class NeuralUcbState(NamedTuple):
     opt_state: Any
     confidence: Any
     ridge: linear.Ridge
-    gate: Gate
+    gate: linear.Gate
     center: jax.Array  # [] moments of the rewards at the last refresh
     scale: jax.Array  # []
-    fitted: jax.Array  # [C] mean at the absorbed rounds, in reward units
-    elites: jax.Array  # [E, K] int32, best of them
+    fitted: jax.Array  # [C] mean at the absorbed rounds, 0 beyond
+    best: jax.Array  # [E, K] int32, the best of them
+    fitted_at: jax.Array  # [] int32, rounds when the ridge was chosen
 
 
-def neural_ucb(config: NeuralUcbConfig = NeuralUcbConfig()) -> Master:
+def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
     """Build the NeuralUCB master."""
     optimizer = optax.adam(config.learning_rate or ADAM_RATE)
 
-    def train(key: Key, task: training.Task, params: Any, opt_state: Any) -> Any:
-        if config.training == "literal":
-            eta = _step_size(config, task.count)
-            return training.train_literal(task, eta, config.num_steps), opt_state
-        shape = (config.num_steps, config.batch_size)
-        return training.train_adam(key, task, optimizer, params, opt_state, shape)
-
-    def network(state: NeuralUcbState) -> networks.UcbNet:
-        return _network(config, state.problem.num_arms)
-
-    def bounds(state: NeuralUcbState) -> Confidence:
-        return _confidence(config, state.problem.num_arms)
-
     def init(key: Key, problem: Problem) -> NeuralUcbState:
-        params_key, elites_key = stream(key, "params"), stream(key, "elites")
-        params = networks.init_params(params_key, _network(config, problem.num_arms))
-        shape = (config.num_elites, problem.num_arms)
-        noise = jax.random.uniform(elites_key, shape)
+        params = networks.init_params(stream(key, "params"), _network(config, problem))
+        trust = _confidence(config, problem)
         return NeuralUcbState(
             problem=problem,
             history=hist.new_history(config.capacity, problem.k),
             params=params,
-            params_0=params,
+            # A copy: a caller may donate the state, and no buffer goes twice.
+            params_0=jax.tree.map(jnp.copy, params),
             opt_state=optimizer.init(params),
-            confidence=_confidence(config, problem.num_arms).init(
-                config.capacity, problem.k
-            ),
+            confidence=trust.init(config.capacity, problem.k),
             ridge=linear.new_ridge(problem.num_arms),
-            gate=Gate(agreement=jnp.ones(()), energy=jnp.ones(())),
+            gate=linear.new_gate(),
             center=jnp.zeros(()),
             scale=jnp.ones(()),
             fitted=jnp.zeros((config.capacity,)),
-            elites=jax.lax.top_k(noise, problem.k)[1],
+            best=random_sets(stream(key, "best"), problem, config.extractor_sets),
+            fitted_at=jnp.zeros((), jnp.int32),
         )
 
     def update(
@@ -191,91 +180,129 @@ def neural_ucb(config: NeuralUcbConfig = NeuralUcbConfig()) -> Master:
 
     def absorb(state: NeuralUcbState) -> NeuralUcbState:
         """Take the pending rounds into Z, at the weights they were played with."""
-        end = jnp.minimum(state.history.count, state.history.rewards.shape[0])
-        offsets = jnp.arange(config.block)
-        net, bound = network(state), bounds(state)
+        history = state.history
+        end = jnp.minimum(history.count, history.rewards.shape[0])
+        trust = _confidence(config, state.problem)
 
         def take(_: int, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            trust, ridge, gate, start = carry
+            matrix, ridge, gate, start = carry
             num_new = jnp.clip(end - start, 0, config.block)
-            rows = state.history.actions.at[start + offsets].get(
-                mode="fill", fill_value=0
+            rows = start + jnp.arange(config.block)
+            actions = history.actions.at[rows].get(mode="fill", fill_value=0)
+            rewards = history.rewards.at[rows].get(mode="fill", fill_value=0)
+            grads = gradients(state, actions)
+            outcomes = (rewards - state.center) / state.scale
+            outcomes = outcomes - linear.predict(state.ridge, actions)
+            return (
+                trust.absorb(matrix, grads, num_new),
+                linear.absorb(ridge, actions, num_new),
+                linear.compare(gate, network(state, actions), outcomes, num_new),
+                start + num_new,
             )
-            seen=state.history.rewards.at[start + offsets].get(mode="fill", fill_value=0)
-            forecast = networks.predict(net, state.params, rows)*(offsets<num_new)
-            outcome=(seen-state.center)/state.scale-linear.predict(state.ridge,rows)
-            keep=jnp.where(num_new>0,0.9,1.0)
-            gate=Gate(keep*gate.agreement+jnp.sum(forecast*outcome), keep*gate.energy+jnp.sum(forecast**2))
-            trust = bound.absorb(
-                trust, networks.factors(net, state.params, rows), num_new
-            )
-            return trust, linear.absorb(ridge, rows, num_new), gate, start + num_new
 
-        pending = end - state.history.absorbed
-        num_blocks = _most((pending + config.block - 1) // config.block)
-        start = (state.confidence, state.ridge, state.gate, state.history.absorbed)
-        trust, ridge, gate, done = jax.lax.fori_loop(0, num_blocks, take, start)
+        num_blocks = _most((end - history.absorbed + config.block - 1) // config.block)
+        carry = (state.confidence, state.ridge, state.gate, history.absorbed)
+        matrix, ridge, gate, done = jax.lax.fori_loop(0, num_blocks, take, carry)
         return state._replace(
-            confidence=trust,
+            confidence=matrix,
             ridge=ridge,
             gate=gate,
-            history=state.history._replace(absorbed=done),
+            history=history._replace(absorbed=done),
         )
 
-    def refresh(key: Key, state: NeuralUcbState, *, fit: bool = False) -> Any:
-        del fit  # the scale of the linear part follows at every refresh
+    def refresh(
+        key: Key, state: NeuralUcbState, *, fit: bool = False
+    ) -> NeuralUcbState:
         state = absorb(state)
         history = state.history
         center, scale = hist.moments(history)
+        state = state._replace(center=center, scale=scale)
         is_row = hist.valid_rows(history, history.absorbed)
         targets = (history.rewards - center) / scale * is_row
-        ridge = state.ridge
         if config.linear_part:
-            ridge = linear.refit(ridge, history.actions, targets, history.absorbed)
-        rest = (targets - linear.predict(ridge, history.actions)) * is_row
+            state = state._replace(
+                ridge=linear.refit(
+                    state.ridge, history.actions, targets, history.absorbed, fit=fit
+                ),
+                fitted_at=history.absorbed if fit else state.fitted_at,
+            )
         task = training.Task(
-            predict=functools.partial(networks.predict, network(state)),
+            predict=functools.partial(
+                networks.predict, _network(config, state.problem)
+            ),
             actions=history.actions,
-            targets=rest,
-            count=history.absorbed,
+            targets=(targets - linear.predict(state.ridge, history.actions)) * is_row,
+            num_rows=history.absorbed,
             anchor=state.params_0,
             pull=config.width * config.lam1,
         )
-        params, opt_state = train(key, task, state.params, state.opt_state)
-        state = state._replace(
-            params=params,
-            opt_state=opt_state,
-            ridge=ridge,
-            center=center,
-            scale=scale,
-        )
+        state = train(key, state, task)
         fitted = mean(state, history.actions)
+        return state._replace(
+            fitted=fitted * is_row, best=best_sets(state, fitted, is_row)
+        )
+
+    def train(key: Key, state: NeuralUcbState, task: training.Task) -> NeuralUcbState:
+        if config.training == "literal":
+            eta = _step_size(config, task.num_rows)
+            params = training.train_literal(task, eta, config.num_steps)
+            return state._replace(params=params)
+        shape = (config.num_steps, config.batch_size)
+        params, opt_state = training.train_adam(
+            key, task, optimizer, state.params, state.opt_state, shape
+        )
+        return state._replace(params=params, opt_state=opt_state)
+
+    def best_sets(
+        state: NeuralUcbState, fitted: jax.Array, is_row: jax.Array
+    ) -> jax.Array:
+        """Choose the sets around which the extractor fits: int32[E, K]."""
         ranked = jnp.where(is_row > 0, fitted, -jnp.inf)
-        num = min(config.num_elites, ranked.shape[0])
-        best = jnp.resize(jax.lax.top_k(ranked, num)[1], (config.num_elites,))
-        # Fewer rounds than places: the best round takes the others.
-        best = jnp.where(is_row[best] > 0, best, best[0])
-        elites = jnp.where(history.absorbed > 0, history.actions[best], state.elites)
-        return state._replace(fitted=fitted * is_row, elites=elites)
+        values, rows = jax.lax.top_k(ranked, min(config.extractor_sets, ranked.size))
+        # Fewer rounds than places: the best one takes the empty ones.
+        rows = jnp.where(jnp.isfinite(values), rows, rows[0])
+        rows = jnp.pad(rows, (0, config.extractor_sets - rows.size), mode="edge")
+        played = state.history.actions[rows]
+        return jnp.where(state.history.absorbed > 0, played, state.best)
+
+    def due(state: NeuralUcbState) -> bool:
+        count = int(np.max(np.asarray(state.history.count)))
+        last = int(np.min(np.asarray(state.fitted_at)))
+        return config.linear_part and count > 0 and count >= config.fit_growth * last
+
+    def network(state: NeuralUcbState, actions: jax.Array) -> jax.Array:
+        """Evaluate the network, in standardised units: [N]."""
+        net = _network(config, state.problem)
+        return networks.predict(net, state.params, actions)
+
+    def gradients(state: NeuralUcbState, actions: jax.Array) -> networks.Factors:
+        net = _network(config, state.problem)
+        return networks.factors(net, state.params, actions)
+
+    def weight(state: NeuralUcbState) -> jax.Array:
+        """Return what a unit of the network's output is worth in rewards: []."""
+        if not config.linear_part:
+            return state.scale
+        return state.scale * linear.share(state.gate)
 
     def mean(state: NeuralUcbState, actions: jax.Array) -> jax.Array:
-        output = networks.predict(network(state), state.params, actions)
-        output = share(state) * output + linear.predict(state.ridge, actions)
-        return state.center + state.scale * output
-
-    def share(state: NeuralUcbState) -> jax.Array:
-        if not config.linear_part: return jnp.ones(())
-        return jnp.clip((state.gate.agreement+1e-3)/(state.gate.energy+1e-3),0.0,1.0)
+        straight = state.scale * linear.predict(state.ridge, actions)
+        return state.center + straight + weight(state) * network(state, actions)
 
     def belief(state: NeuralUcbState, actions: jax.Array) -> Belief:
-        grads = networks.factors(network(state), state.params, actions)
+        trust = _confidence(config, state.problem)
+        cov = trust.covariance(state.confidence, gradients(state, actions))
         unit = jnp.square(state.scale)
-        cov = bounds(state).covariance(state.confidence, grads)
-        return Belief(mean=mean(state, actions), cov=unit * cov, noise=unit)
+        return Belief(
+            mean=mean(state, actions),
+            cov=unit * cov,
+            noise=unit,
+            link=link(state),
+        )
 
     def score(state: NeuralUcbState, actions: jax.Array) -> Score:
-        grads = networks.factors(network(state), state.params, actions)
-        variance = bounds(state).variance(state.confidence, grads)
+        trust = _confidence(config, state.problem)
+        variance = trust.variance(state.confidence, gradients(state, actions))
         bonus = radius(state) * state.scale * jnp.sqrt(variance)
         expected = mean(state, actions)
         pairs = violated_pairs(state.problem, actions)
@@ -285,69 +312,52 @@ def neural_ucb(config: NeuralUcbConfig = NeuralUcbConfig()) -> Master:
         )
         return Score(mean=expected, bonus=bonus, violation=rate, total=total)
 
+    def link(state: NeuralUcbState) -> Link:
+        del state
+        return identity_link()
+
     def radius(state: NeuralUcbState) -> jax.Array:
         if config.radius_kind == "constant":
             return jnp.asarray(config.nu, jnp.float32)
-        log_det = bounds(state).log_det(state.confidence)
+        log_det = _confidence(config, state.problem).log_det(state.confidence)
         return _theory_radius(config, log_det, state.history.absorbed)
 
-    def network_quadratic(state: NeuralUcbState, arms: jax.Array) -> Quadratic:
-        """Model the network on sets within arms int32[A], in standardised units."""
-        net, k = network(state), state.problem.k
-        rows = networks.first_weights(state.params)[arms]  # [A, m]
-        if config.extractor == "paper":
-            pairs = jax.lax.map(
-                lambda row: networks.predict_entered(
-                    net, state.params, (rows + row[None, :]) / math.sqrt(2.0)
-                ),
-                rows,
-            )
-            single = networks.predict_entered(net, state.params, rows)
-            return extractors.quadratic_from_values(single, pairs, jnp.zeros(()), k)
-        if config.depth == 1:
-            flat = jnp.zeros((arms.shape[0], arms.shape[0]))
-            slope = math.sqrt(config.width / k) * rows[:, 0]
-            return Quadratic(pair=flat, linear=slope, offset=jnp.zeros(()))
-        units, outgoing = unit_fit(state)
-        return extractors.smooth_quadratic(units, rows, outgoing, k)
-
-    def unit_fit(state: NeuralUcbState) -> tuple[extractors.UnitFit, jax.Array]:
-        rows = networks.first_weights(state.params)
-        units = extractors.fit_units(rows, state.elites, config.spread)
-        return units, networks.outgoing_weights(
-            network(state), state.params, state.elites
+    def extractor(state: NeuralUcbState) -> extractors.NetworkExtractor:
+        return extractors.NetworkExtractor(
+            net=_network(config, state.problem),
+            params=state.params,
+            k=state.problem.k,
+            sets=state.best,
+            spread=config.extractor_spread,
+            is_literal=config.extractor == "paper",
         )
 
     def marginals(state: NeuralUcbState) -> jax.Array:
-        rows = networks.first_weights(state.params)
+        own = extractors.network_marginals(extractor(state))
+        straight = state.ridge.weights
+        if config.extractor == "paper":  # h'(e_i), not scaled by 1 / sqrt(K)
+            return state.center + weight(state) * own + state.scale * straight
         root = math.sqrt(state.problem.k)
-        if config.extractor == "paper":
-            single = networks.predict_entered(network(state), state.params, rows)
-            return state.center + state.scale * (single + state.ridge.weights)
-        if config.depth == 1:
-            slopes = math.sqrt(config.width) * rows[:, 0]
-        else:
-            units, outgoing = unit_fit(state)
-            slopes = rows @ (outgoing * units.slope)
-        return state.scale * (slopes + state.ridge.weights) / root
+        return weight(state) * own + state.scale / root * straight
 
     def quadratic(state: NeuralUcbState, arms: jax.Array) -> Quadratic:
-        model = network_quadratic(state, arms)
-        weights = state.ridge.weights[arms] / math.sqrt(state.problem.k)
-        part=state.scale*share(state)
+        model = extractors.network_quadratic(extractor(state), arms)
+        straight = state.ridge.weights[arms] / math.sqrt(state.problem.k)
+        offset = state.center + weight(state) * model.offset
         return Quadratic(
-            pair=part * model.pair,
-            linear=part * model.linear + state.scale*weights,
-            offset=state.center + part * model.offset,
+            pair=weight(state) * model.pair,
+            linear=weight(state) * model.linear + state.scale * straight,
+            offset=offset,
         )
 
     def draws(key: Key, state: NeuralUcbState, arms: jax.Array, n: int) -> Quadratic:
         """Return the model with n posterior draws of its linear coefficients."""
-        model, k = quadratic(state, arms), state.problem.k
-        noise = linear.draw_noise(key, state.ridge, k, n)[:, arms]  # [n, A]
+        model = quadratic(state, arms)
+        noise = linear.draw_deviations(key, state.ridge, n)[:, arms]  # [n, A]
+        unit = state.scale / math.sqrt(state.problem.k)
         return Quadratic(
             pair=jnp.broadcast_to(model.pair, (n, *model.pair.shape)),
-            linear=model.linear[None, :] + state.scale / math.sqrt(k) * noise,
+            linear=model.linear[None, :] + unit * noise,
             offset=jnp.broadcast_to(model.offset, (n,)),
         )
 
@@ -355,36 +365,40 @@ def neural_ucb(config: NeuralUcbConfig = NeuralUcbConfig()) -> Master:
         extra = capacity - state.fitted.shape[0]
         if extra <= 0:
             return state
+        trust = _confidence(config, state.problem)
         return state._replace(
             history=hist.grow(state.history, capacity),
-            confidence=bounds(state).grow(state.confidence, capacity),
+            confidence=trust.grow(state.confidence, capacity),
             fitted=jnp.pad(state.fitted, (0, extra)),
         )
 
+    # Accelerators multiply in lower precision by default, too little for Z.
+    full = jax.default_matmul_precision("highest")
     return Master(
         init=init,
         update=update,
-        refresh=refresh,
-        due=lambda state: False,
-        belief=belief,
-        score=score,
+        refresh=full(refresh),
+        due=due,
+        belief=full(belief),
+        score=full(score),
         fitted=lambda state: state.fitted,
+        link=link,
         radius=radius,
-        marginals=marginals,
-        quadratic=quadratic,
-        draws=draws,
+        marginals=full(marginals),
+        quadratic=full(quadratic),
+        draws=full(draws),
         grow=grow,
     )
 
 
-def _network(config: NeuralUcbConfig, num_arms: int) -> networks.UcbNet:
-    return networks.UcbNet(num_arms, config.width, config.depth)
+def _network(config: NeuralUcbConfig, problem: Problem) -> networks.UcbNet:
+    return networks.UcbNet(problem.num_arms, config.width, config.depth)
 
 
-def _confidence(config: NeuralUcbConfig, num_arms: int) -> Confidence:
+def _confidence(config: NeuralUcbConfig, problem: Problem) -> Confidence:
     return confidence(
         config.confidence,
-        num_arms=num_arms,
+        num_arms=problem.num_arms,
         width=config.width,
         depth=config.depth,
         lam1=config.lam1,

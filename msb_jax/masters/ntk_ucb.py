@@ -6,7 +6,8 @@ that is a Gaussian process whose kernel is the tangent kernel of the network; on
 of K arms this is a function of the overlap alone (`set_kernel`). Mean and confidence
 are then both exact and cost nothing that grows with L:
 
-    U(S) = m(S) + nu sqrt(v(S)),   m = k_S'(K + s I)^-1 r,   v = k(S,S) - k_S'(K + s I)^-1 k_S
+    U(S) = m(S) + nu sqrt(v(S)),
+    m = k_S'(K + s I)^-1 r,   v = k(S, S) - k_S'(K + s I)^-1 k_S
 
 Source: paper, section "Master model"; Zhou, Li and Gu 2020; ALGORITHMS 1.1.
 
@@ -15,7 +16,8 @@ Differs from the paper:
 * the kernel has linear and quadratic terms beside the tangent kernel, and the weights
   of the three and the noise are chosen by marginal likelihood, on a geometric schedule
   of rounds; the constant is estimated by generalised least squares;
-* rewards are standardised by their running mean and deviation (I-9);
+* rewards are standardised (I-9), on a monotone scale (`link`) whose power the
+  likelihood chooses: a cubic of a linear function is linear on its cube-root scale;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
 * the radius is a constant (I-14): the deviation is a calibrated posterior one.
@@ -31,13 +33,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from msb_jax.link import to_latent, to_reward
 from msb_jax.masters import history as hist
-from msb_jax.masters.evidence import fit_weights, noise_floor
+from msb_jax.masters.evidence import (
+    Scales,
+    fit_scales,
+    noise_floor,
+    start_scales,
+)
 from msb_jax.masters.scoring import total_score
 from msb_jax.masters.set_kernel import basis_tables, overlaps, quadratic_fit
 from msb_jax.problem import Problem, to_multi_hot, violated_pairs, violation_rate
 from msb_jax.types import Belief, Key, Master, Quadratic, Score
-
 
 # Keeps divisions by what is zero before the first round finite.
 TINY = 1e-12
@@ -55,6 +62,7 @@ class NtkUcbConfig:
     fit_rows: int = 512  # rows the marginal likelihood looks at
     fit_steps: int = 30
     fit_growth: float = 1.2  # refit when the history has grown by this factor
+    fit_power: bool = True  # False: model the reward itself
     min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
 
     def __post_init__(self) -> None:
@@ -81,9 +89,8 @@ class NtkUcbState(NamedTuple):
     problem: Problem
     history: hist.History
     factor: jax.Array  # [C, C] lower Cholesky factor of K + noise; identity beyond
-    whitened: jax.Array  # [C, 2] factor^-1 (rewards, ones)
-    log_weights: jax.Array  # [3] of the kernel terms
-    log_noise: jax.Array  # []
+    whitened: jax.Array  # [C, 2] factor^-1 (standardised latent rewards, ones)
+    scales: Scales
     fitted_at: jax.Array  # [] int32, rows at the last fit of the weights
 
 
@@ -94,8 +101,13 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         return _table(state, config)[counts]
 
     def noise(state: NtkUcbState) -> jax.Array:
-        weights = jnp.exp(state.log_weights)
-        return jnp.exp(state.log_noise) + noise_floor(weights, config.min_noise)
+        weights = jnp.exp(state.scales.log_weights)
+        floor = noise_floor(weights, config.min_noise)
+        return jnp.exp(state.scales.log_noise) + floor
+
+    def standardised(state: NtkUcbState, rewards: jax.Array) -> jax.Array:
+        scales = state.scales
+        return (to_latent(scales.link, rewards) - scales.center) / scales.deviation
 
     def init(key: Key, problem: Problem) -> NtkUcbState:
         del key
@@ -105,8 +117,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             history=hist.new_history(capacity, problem.k),
             factor=jnp.eye(capacity),
             whitened=jnp.zeros((capacity, 2)),
-            log_weights=jnp.array([0.0, -1.0, -2.0]),
-            log_noise=jnp.array(-2.0),
+            scales=start_scales(),
             fitted_at=jnp.zeros((), jnp.int32),
         )
 
@@ -137,13 +148,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         diagonal = jnp.where(is_new > 0, noise(state), 1.0)
         corner = jnp.linalg.cholesky(gram - v.T @ v + jnp.diag(diagonal))
         lines = jax.lax.dynamic_update_slice(v.T, corner, (0, start))
-        targets = jnp.stack(
-            [
-                jax.lax.dynamic_slice(history.rewards, (start,), (size,)) * is_new,
-                is_new,
-            ],
-            axis=1,
-        )
+        rewards = jax.lax.dynamic_slice(history.rewards, (start,), (size,))
+        targets = jnp.stack([standardised(state, rewards) * is_new, is_new], axis=1)
         fresh = solve_triangular(
             corner, targets - v.T @ state.whitened, lower=True
         )  # [block, 2]
@@ -163,25 +169,24 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def refit(state: NtkUcbState) -> NtkUcbState:
         """Choose the weights by marginal likelihood and factorise afresh."""
         history = state.history
-        log_weights, log_noise = fit_weights(
+        scales = fit_scales(
             history,
             basis_tables(state.problem.k, config.depth),
             state.problem.num_arms,
-            state.log_weights,
-            state.log_noise,
+            state.scales,
             num_rows=config.fit_rows,
             num_steps=config.fit_steps,
             min_noise=config.min_noise,
+            fit_power=config.fit_power,
         )
-        state = state._replace(
-            log_weights=log_weights, log_noise=log_noise, fitted_at=history.count
-        )
+        state = state._replace(scales=scales, fitted_at=history.count)
         is_row = hist.valid_rows(history, history.count)
         counts = overlaps(history.actions, history.actions, state.problem.num_arms)
         gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
         gram += jnp.diag(jnp.where(is_row > 0, noise(state), 1.0))
         factor = jnp.linalg.cholesky(gram)
-        targets = jnp.stack([history.rewards * is_row, is_row], axis=1)
+        rewards = standardised(state, history.rewards)
+        targets = jnp.stack([rewards * is_row, is_row], axis=1)
         return state._replace(
             factor=factor,
             whitened=solve_triangular(factor, targets, lower=True),
@@ -197,9 +202,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         last = int(np.min(np.asarray(state.fitted_at)))
         return count > 0 and count >= config.fit_growth * last
 
-    def solution(
-        state: NtkUcbState, columns: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def solution(state: NtkUcbState, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Take the least-squares constant out of whitened columns [C, N].
 
         Returns:
@@ -213,10 +216,10 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         state: NtkUcbState,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Whitened residual [C] in units of the deviation; constant; deviation."""
-        mean, deviation = hist.moments(state.history)
-        scaled = (state.whitened[:, 0] - mean * state.whitened[:, 1]) / deviation
-        residual, level = solution(state, scaled[:, None])
-        return residual[:, 0], mean + deviation * level[0], deviation
+        residual, level = solution(state, state.whitened[:, :1])
+        scales = state.scales
+        constant = scales.center + scales.deviation * level[0]
+        return residual[:, 0], constant, scales.deviation
 
     def coefficients(state: NtkUcbState) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(K + s I)^-1 applied to the residual; the constant; the deviation."""
@@ -240,6 +243,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             mean=constant + deviation * (v.T @ residual),
             cov=scale * cov,
             noise=scale * noise(state),
+            link=state.scales.link,
         )
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
@@ -247,8 +251,10 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         v = cross(state, actions)
         own = kernel(state, jnp.full((actions.shape[0],), state.problem.k))
         variance = own - jnp.sum(v * v, axis=0) + jnp.square(doubt(state, v))
-        mean = constant + deviation * (v.T @ residual)
-        bonus = config.radius * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
+        latent = constant + deviation * (v.T @ residual)
+        reach = config.radius * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
+        mean = to_reward(state.scales.link, latent)
+        bonus = to_reward(state.scales.link, latent + reach) - mean
         rate = violation_rate(state.problem, actions)
         pairs = violated_pairs(state.problem, actions)
         total = total_score(
@@ -257,9 +263,10 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         return Score(mean=mean, bonus=bonus, violation=rate, total=total)
 
     def fitted(state: NtkUcbState) -> jax.Array:
-        """Posterior mean at every absorbed row: r - s alpha, no kernel needed."""
+        """Posterior mean at every absorbed row: z - s alpha, no kernel needed."""
         alpha, _, deviation = coefficients(state)
-        return state.history.rewards - deviation * noise(state) * alpha
+        latent = to_latent(state.scales.link, state.history.rewards)
+        return to_reward(state.scales.link, latent - deviation * noise(state) * alpha)
 
     def sums_by_arm(state: NtkUcbState, alpha: jax.Array) -> jax.Array:
         """X' alpha: [L]."""
@@ -319,8 +326,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         return Quadratic(
             pair=deviation * (pair + fit[2] * pull),
             linear=deviation * (linear + fit[1] * (alpha @ rows)),
-            offset=constant
-            + deviation * (fit[0] * jnp.sum(alpha, axis=1) - level),
+            offset=constant + deviation * (fit[0] * jnp.sum(alpha, axis=1) - level),
         )
 
     def grow(state: NtkUcbState, capacity: int) -> NtkUcbState:
@@ -348,6 +354,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         radius=lambda state: jnp.asarray(config.radius, jnp.float32),
         marginals=full(marginals),
         quadratic=full(quadratic),
+        link=lambda state: state.scales.link,
         draws=full(draws),
         grow=grow,
     )
@@ -356,4 +363,4 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 def _table(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
     """Kernel values over the overlaps 0..K: [K+1]."""
     tables = basis_tables(state.problem.k, config.depth)
-    return jnp.exp(state.log_weights) @ tables
+    return jnp.exp(state.scales.log_weights) @ tables

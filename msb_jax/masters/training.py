@@ -24,15 +24,15 @@ class Task(NamedTuple):
 
     predict: Callable[[Params, jax.Array], jax.Array]
     actions: jax.Array  # [C, K] int32
-    targets: jax.Array  # [C] 0 beyond count
-    count: jax.Array  # [] int32
+    targets: jax.Array  # [C] 0 beyond num_rows
+    num_rows: jax.Array  # [] int32
     anchor: Params  # theta_0
     pull: float  # m lam1
 
 
 def train_literal(task: Task, eta: jax.Array, num_steps: int) -> Params:
     """Run J steps of gradient descent from theta_0 on all rounds, as printed."""
-    is_row = jnp.arange(task.targets.shape[0]) < task.count
+    is_row = jnp.arange(task.targets.shape[0]) < task.num_rows
 
     def loss(params: Params) -> jax.Array:
         error = task.predict(params, task.actions) - task.targets
@@ -59,8 +59,8 @@ def train_adam(
     Args:
         shape: number of steps, rounds drawn (with replacement) for each.
     """
-    batches = jax.random.randint(key, shape, 0, jnp.maximum(task.count, 1))
-    rounds = jnp.maximum(task.count.astype(jnp.float32), 1.0)
+    batches = jax.random.randint(key, shape, 0, jnp.maximum(task.num_rows, 1))
+    rounds = jnp.maximum(task.num_rows.astype(jnp.float32), 1.0)
 
     def loss(params: Params, rows: jax.Array) -> jax.Array:
         error = task.predict(params, task.actions[rows]) - task.targets[rows]

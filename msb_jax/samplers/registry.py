@@ -24,7 +24,8 @@ def make_samplers(names: Sequence[str]) -> tuple[Sampler, ...]:
             close = difflib.get_close_matches(name, SAMPLERS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(
-                f"There is no sampler {name!r}: {hint}choose from {', '.join(SAMPLERS)}."
+                f"There is no sampler {name!r}: {hint}"
+                f"choose from {', '.join(SAMPLERS)}."
             )
     if len(set(names)) != len(names):
         raise ValueError(f"Every sampler may be named once, got {', '.join(names)}.")
