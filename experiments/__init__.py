@@ -7,3 +7,9 @@ import os
 # longer with two threads than with one. It also keeps the last digits of a run
 # independent of the number of cores. XLA's own threads are not concerned.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# One CPU device a core, so that seeds run side by side (see msb_jax/parallel.py).
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    _flags = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}={os.cpu_count() or 1}"
+    os.environ["XLA_FLAGS"] = _flags.strip()

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from msb_jax import problem as problem_lib
+from msb_jax.parallel import map_seeds
 from msb_jax.problem import Problem
 from msb_jax.rng import stream
 from msb_jax.types import EnvStep, Key, Policy, State
@@ -168,6 +169,8 @@ def _compiled(
         (state, env_state), record = jax.lax.scan(body, (state, env_state), rounds)
         return state, env_state, record
 
+    block = map_seeds(play_one, donate=(0, 1))
+
     def play(
         state: State,
         env_state: State,
@@ -176,13 +179,12 @@ def _compiled(
         t0: int | jax.Array,
         length: int,
     ) -> tuple[State, State, dict[str, jax.Array]]:
-        rounds = t0 + jnp.arange(length, dtype=jnp.int32)  # [length]
-        batched = jax.vmap(play_one, in_axes=(0, 0, 0, 0, None))
-        return batched(state, env_state, keys, problems, rounds)
+        # The rounds are an argument: one compilation serves all blocks of one length.
+        rounds = t0 + np.arange(length, dtype=np.int32)
+        rounds = np.broadcast_to(rounds, (keys.shape[0], length))
+        return block(state, env_state, keys, problems, rounds)
 
-    # t0 is traced: one compilation serves all blocks of one length.
-    block = jax.jit(play, static_argnames="length", donate_argnums=(0, 1))
-    return jax.jit(jax.vmap(policy.init)), block
+    return map_seeds(policy.init), play
 
 
 _fold = jax.jit(jax.vmap(jax.random.fold_in, in_axes=(0, None)))

@@ -20,7 +20,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ import numpy as np
 from msb_jax.link import identity_link, latent_slope, to_latent, to_reward
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import HARD_PRICE, total_score
+from msb_jax.parallel import map_seeds
 from msb_jax.problem import (
     Problem,
     random_feasible_sets,
@@ -105,8 +106,17 @@ def master_slave(
     master: Master,
     samplers: Sequence[Sampler],
     config: MasterSlaveConfig = MasterSlaveConfig(),
+    watch: Callable[[str, Any], None] = lambda stage, result: None,
 ) -> Policy:
-    """Build the agent from a master and at least one first-stage sampler."""
+    """Build the agent from a master and at least one first-stage sampler.
+
+    Args:
+        master: what judges the sets.
+        samplers: what proposes them, in the order of credit.
+        config: settings.
+        watch: called after each stage of a refresh with its name and its result, which
+            may still be under way on the device; for clocks and logs.
+    """
     names = tuple(sampler.name for sampler in samplers)
     if not samplers or all(sampler.is_second_stage for sampler in samplers):
         raise ValueError(
@@ -289,13 +299,13 @@ def master_slave(
 
     # Only `learn` and `judge` depend on the capacity of the history, which changes
     # during a run; the searches and networks of the samplers are compiled once.
-    def learn_batch(keys: Key, states: MasterSlaveState, fit: bool) -> Any:
-        return jax.vmap(functools.partial(learn, fit=fit))(keys, states)
-
-    run_learn = jax.jit(learn_batch, static_argnames="fit", donate_argnums=1)
-    run_consult = jax.jit(jax.vmap(consult))
-    run_propose = jax.jit(jax.vmap(propose))
-    run_judge = jax.jit(jax.vmap(judge), donate_argnums=0)
+    run_learn = {
+        fit: map_seeds(functools.partial(learn, fit=fit), donate=(1,))
+        for fit in (False, True)
+    }
+    run_consult = map_seeds(consult)
+    run_propose = map_seeds(propose)
+    run_judge = map_seeds(judge, donate=(0,))
 
     def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
         count = int(np.max(np.asarray(state.master.history.count)))
@@ -315,16 +325,22 @@ def master_slave(
         if count == 0 or warm_up >= config.f_in:
             return state  # only random rounds ahead
         fit = master.due(state.master)
-        state, view = run_learn(stream(keys, "learn"), state, fit=fit)
+        state, view = run_learn[fit](stream(keys, "learn"), state)
+        watch("fit" if fit else "learn", view)
         requests = run_consult(stream(keys, "consult"), state.samplers, view)
+        watch("search", requests)
         answers = tuple(
             sampler.solve(view.problem, asked) if sampler.solve is not None else ()
             for sampler, asked in zip(samplers, requests, strict=True)
         )
+        watch("solver", answers)
         states, actions = run_propose(
             stream(keys, "propose"), state.samplers, view, requests, answers
         )
-        return run_judge(state._replace(samplers=states), actions)
+        watch("samplers", actions)
+        state = run_judge(state._replace(samplers=states), actions)
+        watch("score", state.pool)
+        return state
 
     def refresh(key: Key, state: MasterSlaveState) -> MasterSlaveState:
         if key.ndim == 1:

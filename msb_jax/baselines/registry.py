@@ -65,6 +65,7 @@ def _master_slave(settings: Settings) -> Policy:
     """Make the agent with the master and the samplers of the settings."""
     agent = importlib.import_module("msb_jax.agent.master_slave")
     samplers = importlib.import_module("msb_jax.samplers.registry")
+    settings = {"block": settings.get("f_in", 20), **settings}
     name = settings.get("master", "ntk_ucb")
     check_name(name, MASTERS, "master")
     master = _plain(MASTERS[name], name, settings)

@@ -1,0 +1,50 @@
+"""Run a function for all seeds at once, on all devices there are.
+
+The seeds of a run never talk to each other, so the batch is cut along its leading axis
+and each device works on its own part (`shard_map`, no communication). On a CPU the
+experiments ask XLA for one device a core: linear algebra on one device is one thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+
+def map_seeds(
+    function: Callable[..., Any], *, donate: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Jit and vmap `function` over the leading axis of all its arguments.
+
+    Args:
+        function: written for one run; takes and returns pytrees of arrays.
+        donate: positions of arguments whose memory may be reused.
+
+    Returns:
+        A function of batched arguments. The batch is spread over as many devices as
+        divide its size.
+    """
+
+    @functools.cache
+    def compiled(num_devices: int) -> Callable[..., Any]:
+        batched = jax.vmap(function)
+        if num_devices > 1:
+            devices = jax.devices()[:num_devices]
+            mesh = jax.make_mesh((num_devices,), ("seeds",), devices=devices)
+            seeds = PartitionSpec("seeds")
+            batched = jax.shard_map(
+                batched, mesh=mesh, in_specs=seeds, out_specs=seeds, check_vma=False
+            )
+        return jax.jit(batched, donate_argnums=donate)
+
+    def call(*args: Any) -> Any:
+        size = jax.tree.leaves(args)[0].shape[0]
+        most = min(size, len(jax.devices()))
+        num_devices = max(n for n in range(1, most + 1) if size % n == 0)
+        return compiled(num_devices)(*args)
+
+    return call
