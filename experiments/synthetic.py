@@ -126,6 +126,14 @@ def prepare(config: Config, folder: Path, progress: Progress) -> harness.Task:
         if (sentence := independence_check(instance.problem)) is not None:
             notes.append(f"Seed {seed}: {sentence}")
             progress.say(f"warning: {notes[-1]}")
+    return make_task(config, instances, notes)
+
+
+def make_task(
+    config: Config, instances: Sequence[Instance], notes: Sequence[str] = ()
+) -> harness.Task:
+    """Put the instances of the seeds side by side."""
+    seeds = range(config.seed, config.seed + config.num_seeds)
     states = [env.env_state(instance) for instance in instances]
     return harness.Task(
         env_step=env.synthetic(config.setting()).step,
@@ -154,17 +162,21 @@ def describe_truth(seed: int, truth: GroundTruth) -> dict[str, Any]:
 
 
 def make_instances(
-    config: Config, seeds: Sequence[int], path: Path, progress: Progress
+    config: Config, seeds: Sequence[int], path: Path | None, progress: Progress
 ) -> list[Instance]:
-    """Return one instance a seed; those that the file holds are not made again."""
-    stored = _read(path) if path.exists() else {}
+    """Return one instance a seed; those that the file holds are not made again.
+
+    Without a path nothing is read or stored.
+    """
+    stored = _read(path) if path is not None and path.exists() else {}
     missing = [seed for seed in seeds if f"{seed}/status" not in stored]
     if missing:
         progress.start("ground truth", len(missing), unit="instance")
     for done, seed in enumerate(missing, 1):
         stored |= _pack(seed, env.make_instance(config.setting(), seed))
-        with atomic_file(path) as file:
-            np.savez_compressed(file, **stored)
+        if path is not None:
+            with atomic_file(path) as file:
+                np.savez_compressed(file, **stored)
         progress.update(done)
     progress.stop()
     return [_unpack(seed, config.k, stored) for seed in seeds]

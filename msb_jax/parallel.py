@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 
 def map_seeds(
@@ -34,7 +34,9 @@ def map_seeds(
         batched = jax.vmap(function)
         if num_devices > 1:
             devices = jax.devices()[:num_devices]
-            mesh = jax.make_mesh((num_devices,), ("seeds",), devices=devices)
+            mesh = jax.make_mesh(
+                (num_devices,), ("seeds",), (AxisType.Auto,), devices=devices
+            )
             seeds = PartitionSpec("seeds")
             batched = jax.shard_map(
                 batched, mesh=mesh, in_specs=seeds, out_specs=seeds, check_vma=False

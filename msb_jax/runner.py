@@ -106,7 +106,7 @@ def run(
     init, play = _compiled(policy, cast(Hashable, env_step))
     finished = first
     try:
-        with _compile_clock() as compiled:
+        with compile_clock() as compiled:
             begin, compiled_before = time.perf_counter(), compiled()
             if start is None:
                 state = init(stream(keys, "init"), problems)
@@ -244,7 +244,7 @@ class _Records:
 
 
 @contextmanager
-def _compile_clock() -> Iterator[Callable[[], float]]:
+def compile_clock() -> Iterator[Callable[[], float]]:
     """Yield a function that tells the seconds spent tracing and compiling so far.
 
     jax reports each stage when it ends, and stages nest (a jit inside a jit is

@@ -61,7 +61,7 @@ def _views(width: int, depth: int, *, is_moved: bool) -> Views:
     return jax.tree.map(np.asarray, look(jax.random.key(0)))
 
 
-@pytest.mark.parametrize(("width", "depth"), [(8, 2), (6, 3), (10, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("width", "depth"), [(8, 2), (8, 4), (2, 2), (8, 1)])
 def test_ucb_net__is_exactly_zero_at_the_start_with_a_gradient(width, depth):
     views = _views(width, depth, is_moved=False)
     np.testing.assert_array_equal(views.by_rows, 0.0)
@@ -85,7 +85,7 @@ def test_factors__wide_network_has_gradient_norm_near_depth():
     np.testing.assert_allclose(norms, 3.0, rtol=0.15)
 
 
-@pytest.mark.parametrize(("width", "depth"), [(8, 2), (6, 3), (10, 4), (4, 1)])
+@pytest.mark.parametrize(("width", "depth"), [(8, 2), (8, 4), (8, 1)])
 def test_num_parameters__equals_the_ravelled_size(width, depth):
     size = _views(width, depth, is_moved=False).gradients.shape[1]
     assert size == networks.num_parameters(L, width, depth)
@@ -93,7 +93,7 @@ def test_num_parameters__equals_the_ravelled_size(width, depth):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_predict__all_ways_in_agree(depth):
-    views = _views(6, depth, is_moved=True)
+    views = _views(8, depth, is_moved=True)
     assert np.abs(views.by_rows).max() > 0.1
     np.testing.assert_allclose(views.by_vectors, views.by_rows, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(views.by_entered, views.by_rows, rtol=1e-5, atol=1e-5)
@@ -101,7 +101,7 @@ def test_predict__all_ways_in_agree(depth):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_predict_vectors__is_positively_homogeneous(depth):
-    views = _views(6, depth, is_moved=True)
+    views = _views(8, depth, is_moved=True)
     np.testing.assert_allclose(
         views.scaled, 2.5 * views.by_vectors, rtol=1e-4, atol=1e-5
     )
@@ -109,13 +109,13 @@ def test_predict_vectors__is_positively_homogeneous(depth):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_flat_gradients__equal_autodiff(depth):
-    views = _views(6, depth, is_moved=True)
+    views = _views(8, depth, is_moved=True)
     np.testing.assert_allclose(views.flat, views.gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_first_layer__folds_the_doubled_input_isometrically():
     """f and <g, g'> equal those of W_1 = [A B] on the doubled vector [x; x]/sqrt 2."""
-    views = _views(6, 2, is_moved=True)
+    views = _views(8, 2, is_moved=True)
     folded = views.params["params"]["first"].astype(np.float64)  # [L, m]
     last = views.params["params"]["last"].astype(np.float64).reshape(-1)
     skew = np.random.default_rng(0).normal(size=folded.shape)
@@ -123,26 +123,27 @@ def test_first_layer__folds_the_doubled_input_isometrically():
     doubled = np.concatenate([DENSE, DENSE], axis=1) / np.sqrt(2)
     hidden = np.maximum(doubled @ both, 0.0)
     np.testing.assert_allclose(
-        views.by_rows, np.sqrt(6) * hidden @ last, rtol=1e-4, atol=1e-5
+        views.by_rows, np.sqrt(8) * hidden @ last, rtol=1e-4, atol=1e-5
     )
-    delta = np.sqrt(6) * last[None, :] * (hidden > 0)
+    delta = np.sqrt(8) * last[None, :] * (hidden > 0)
     first = np.einsum("ni,nj->nij", doubled, delta).reshape(len(SETS), -1)
-    full = np.concatenate([first, np.sqrt(6) * hidden], axis=1)
+    full = np.concatenate([first, np.sqrt(8) * hidden], axis=1)
     own = views.gradients
     np.testing.assert_allclose(own @ own.T, full @ full.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_outgoing_weights__are_the_mean_slope_above_the_first_layer(depth):
-    views = _views(6, depth, is_moved=True)
-    net = UcbNet(L, 6, depth)
+    views = _views(8, depth, is_moved=True)
+    net = UcbNet(L, 8, depth)
     weights = jax.jit(lambda p, s: networks.outgoing_weights(net, p, s))
-    mean = weights(views.params, SETS[:1])
+    row = int(np.count_nonzero(views.factors.deltas[:, 0], axis=1).argmax())
+    mean = weights(views.params, SETS[row : row + 1])
     # delta_1 is the same slope where the unit is on, and 0 where it is off.
-    is_on = views.factors.activations[0, 0] > 0
-    assert is_on.any()
+    is_on = views.factors.activations[row, 0] > 0
+    assert is_on.sum() >= 2
     np.testing.assert_allclose(
-        np.where(is_on, mean, 0.0), views.factors.deltas[0, 0], rtol=1e-4, atol=1e-5
+        np.where(is_on, mean, 0.0), views.factors.deltas[row, 0], rtol=1e-4, atol=1e-5
     )
 
 

@@ -309,7 +309,7 @@ def test_run__refuses_bad_arguments(setting: dict) -> None:
 
 
 def test_compile_clock__counts_nested_stages_once() -> None:
-    with runner._compile_clock() as compiled:
+    with runner.compile_clock() as compiled:
         assert compiled() == 0
         jax.monitoring.record_event_duration_secs("/jax/core/compile/inner", 0.2)
         jax.monitoring.record_event_duration_secs("/jax/core/compile/inner", 0.1)

@@ -197,7 +197,7 @@ def network_quadratic(extractor: NetworkExtractor, arms: jax.Array) -> Quadratic
     if net.depth == 2:
         return model
     # Layers above were taken for linear: shift the model to their value on the sets.
-    inputs = rows[extractor.sets].sum(axis=1) / math.sqrt(k) - fit.center[None, :]
-    values = fit.level + fit.slope * inputs + fit.curve * jnp.square(inputs)
-    true = networks.predict(net, params, extractor.sets)
-    return model._replace(offset=model.offset + jnp.mean(true - values @ outgoing))
+    inputs = rows[extractor.sets].sum(axis=1) / math.sqrt(k)  # [E, m]
+    average = outgoing @ (fit.level + fit.curve * inputs.var(axis=0))
+    true = networks.predict(net, params, extractor.sets).mean()
+    return model._replace(offset=model.offset + true - average)
