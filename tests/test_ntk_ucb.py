@@ -19,7 +19,7 @@ from msb_jax.solvers.local_search import evaluate
 from tests.reference import gaussian_process, multi_hot
 
 L, K, ROWS, BLOCK = 24, 4, 50, 10
-CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0)
+CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0, nu=0.0)
 MASTER = ntk_ucb(CONFIG)
 ABSORB = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
@@ -211,6 +211,20 @@ def _truth(sets: np.ndarray) -> np.ndarray:
     return 3.0 + multi_hot(sets, L) @ rng.random(L)
 
 
+def test_radius__is_the_root_of_the_information_gained() -> None:
+    master = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=1.0, nu=0.5))
+    state = ABSORB(jax.random.key(2), _told(ROWS))
+    weights = np.exp(np.asarray(state.scales.log_weights, float))
+    noise = float(np.exp(state.scales.log_noise)) + CONFIG.min_noise * weights.sum()
+    rows = multi_hot(_data()[0], L)
+    table = weights @ np.asarray(set_kernel.basis_tables(K, CONFIG.depth), float)
+    gram = table[np.rint(rows @ rows.T).astype(int)]
+    _, log_det = np.linalg.slogdet(np.eye(ROWS) + gram / noise)
+    expected = 1.0 + 0.5 * log_det**0.5
+    np.testing.assert_allclose(master.radius(state), expected, rtol=1e-3)
+    assert float(MASTER.radius(state)) == 2.0
+
+
 def test_refit__is_no_worse_than_ridge_regression_on_linear_rewards() -> None:
     state = REFIT(jax.random.key(2), _told(ROWS))
     actions, rewards = _data()
@@ -393,6 +407,7 @@ def test_refresh__lowers_for_gpu_and_tpu() -> None:
     [
         ({"depth": 1}, "depth"),
         ({"radius": -1.0}, "radius"),
+        ({"nu": -0.1}, "nu"),
         ({"constraints": "firm"}, "constraints"),
         ({"block": 0}, "block"),
         ({"min_noise": 0.0}, "min_noise"),

@@ -20,7 +20,8 @@ Differs from the paper:
   likelihood chooses: a cubic of a linear function is linear on its cube-root scale;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
-* the radius is a constant (I-14): the deviation is a calibrated posterior one.
+* the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
+  calibrated posterior deviation instead of the theory's (I-14).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class NtkUcbConfig:
     """Settings of the closed-form master."""
 
     depth: int = 2  # weight matrices of the network whose limit is taken
-    radius: float = 3.0  # nu, in posterior deviations
+    radius: float = 1.5  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
+    nu: float = 0.035  # 0 makes the radius a constant
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
@@ -68,8 +70,10 @@ class NtkUcbConfig:
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth must be at least 2, got {self.depth}.")
-        if self.radius < 0:
-            raise ValueError(f"radius must not be negative, got {self.radius}.")
+        if self.radius < 0 or self.nu < 0:
+            raise ValueError(
+                f"radius and nu must not be negative, got {self.radius} and {self.nu}."
+            )
         if self.constraints not in ("soft", "hard"):
             raise ValueError(
                 f"constraints must be 'soft' or 'hard', got {self.constraints!r}."
@@ -246,13 +250,26 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             link=state.scales.link,
         )
 
+    def radius(state: NtkUcbState) -> jax.Array:
+        """Confidence radius gamma_t, in posterior deviations.
+
+        The form of the paper's gamma_t: a constant plus nu times the root of log
+        det(Z_t / lam1), twice the information the rounds so far have given. It is
+        wide where much is still to be told apart (a quadratic reward, little noise)
+        and narrow where noise drowns what could be learned.
+        """
+        pivots = jnp.log(jnp.diagonal(state.factor))
+        rows = state.history.absorbed.astype(jnp.float32)
+        log_det = 2.0 * jnp.sum(pivots) - rows * jnp.log(noise(state))
+        return config.radius + config.nu * jnp.sqrt(jnp.maximum(log_det, 0.0))
+
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)
         v = cross(state, actions)
         own = kernel(state, jnp.full((actions.shape[0],), state.problem.k))
         variance = own - jnp.sum(v * v, axis=0) + jnp.square(doubt(state, v))
         latent = constant + deviation * (v.T @ residual)
-        reach = config.radius * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
+        reach = radius(state) * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
         mean = to_reward(state.scales.link, latent)
         bonus = to_reward(state.scales.link, latent + reach) - mean
         rate = violation_rate(state.problem, actions)
@@ -351,7 +368,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         belief=full(belief),
         score=full(score),
         fitted=full(fitted),
-        radius=lambda state: jnp.asarray(config.radius, jnp.float32),
+        radius=radius,
         marginals=full(marginals),
         quadratic=full(quadratic),
         link=lambda state: state.scales.link,

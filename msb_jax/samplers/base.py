@@ -8,13 +8,14 @@ all seeds, calls `solve` once, and hands the answer back in `Context.answer`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from msb_jax.problem import Problem, random_feasible_sets, random_sets, repair
+from msb_jax.problem import Problem, random_feasible_sets, repair
 from msb_jax.types import Key, Quadratic, State
 
 
@@ -120,17 +121,17 @@ def all_places(view: View) -> jax.Array:
 
 def legal_sets(key: Key, view: View, n: int) -> jax.Array:
     """Draw random sets: feasible where pairs are forbidden, uniform elsewhere."""
-    problem = view.problem
-    uniform_key, feasible_key = jax.random.split(key)
-    uniform = random_sets(uniform_key, problem, n)
-    feasible = random_feasible_sets(feasible_key, problem, n)
-    return jnp.where(jnp.any(view.forbidden), feasible, uniform)
+    return random_feasible_sets(key, _legal_problem(view), n)
 
 
 def legalise(view: View, action: jax.Array, priority: jax.Array) -> jax.Array:
-    """Repair a set where pairs are forbidden; leave it alone elsewhere."""
-    fixed = repair(view.problem, action, priority)
-    return jnp.where(jnp.any(view.forbidden), fixed, action)
+    """Repair a set where pairs are forbidden; elsewhere it stays the same set."""
+    return repair(_legal_problem(view), action, priority)
+
+
+def _legal_problem(view: View) -> Problem:
+    """The problem in which only forbidden pairs conflict."""
+    return dataclasses.replace(view.problem, conflicts=view.forbidden)
 
 
 def value_of(view: View, actions: jax.Array) -> jax.Array:

@@ -182,20 +182,17 @@ def random_swaps(
 
     A position for which no arm can come in without a new conflict stays as it is.
     """
-    num_arms = conflicts.shape[0]
+    num_arms, k = conflicts.shape[0], action.shape[0]
+    noise = jax.random.uniform(key, (num_swaps, num_arms + 1))
 
-    def body(_: int, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        action, key = carry
-        key, pick_key, arm_key = jax.random.split(key, 3)
-        position = jax.random.randint(pick_key, (), 0, action.shape[0])
+    def step(action: jax.Array, noise: jax.Array) -> tuple[jax.Array, None]:
+        position = (noise[-1] * k).astype(jnp.int32)
         out = action[position]
         clashes = jnp.sum(conflicts[action], axis=0, dtype=jnp.int32)
         allowed = clashes - conflicts[out].astype(jnp.int32) <= clashes[out]
         allowed &= ~jnp.zeros((num_arms,), bool).at[action].set(True)
-        priority = jax.random.uniform(arm_key, (num_arms,))
-        arm = jnp.argmax(jnp.where(allowed, priority, -1.0)).astype(jnp.int32)
+        arm = jnp.argmax(jnp.where(allowed, noise[:-1], -1.0)).astype(jnp.int32)
         arm = jnp.where(jnp.any(allowed), arm, out)
-        return action.at[position].set(arm), key
+        return action.at[position].set(arm), None
 
-    action, _ = jax.lax.fori_loop(0, num_swaps, body, (action, key))
-    return action
+    return jax.lax.scan(step, action.astype(jnp.int32), noise)[0]
