@@ -11,7 +11,9 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache" / "jax"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # see experiments/__init__.py
 # Tests compile much and run little: without optimisation they take a third of the time.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=1"
+)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 

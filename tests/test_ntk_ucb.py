@@ -158,8 +158,9 @@ def test_quadratic__is_exact_when_the_kernel_is_of_degree_two() -> None:
 def test_quadratic__on_some_arms_is_a_part_of_the_whole() -> None:
     state = ABSORB(jax.random.key(2), _told(ROWS))
     arms = jnp.asarray([2, 3, 5, 7, 11, 13], jnp.int32)
-    part = MASTER.quadratic(state, arms)
-    whole = MASTER.quadratic(state, jnp.arange(L, dtype=jnp.int32))
+    quadratic = jax.jit(MASTER.quadratic)
+    part = quadratic(state, arms)
+    whole = quadratic(state, jnp.arange(L, dtype=jnp.int32))
     np.testing.assert_allclose(part.pair, whole.pair[arms][:, arms], atol=1e-6)
     np.testing.assert_allclose(part.linear, whole.linear[arms], atol=1e-6)
 
@@ -170,7 +171,7 @@ def test_marginals__order_the_arms_as_the_linear_truth_does() -> None:
     # Exchange arm 0 for each other arm: differences of theta.
     sets = np.stack([np.r_[arm, base[1:]] for arm in range(K, L)])
     worth = _truth(sets)
-    assert np.corrcoef(MASTER.marginals(state)[K:], worth)[0, 1] > 0.9
+    assert np.corrcoef(jax.jit(MASTER.marginals)(state)[K:], worth)[0, 1] > 0.9
 
 
 def test_draws__have_the_mean_and_the_deviation_of_the_belief() -> None:

@@ -43,6 +43,8 @@ from msb_jax.samplers.base import Context, Sampler, View, promising
 from msb_jax.solvers.local_search import penalise
 from msb_jax.types import Belief, Key, Master, Policy, State
 
+# Rounds that may be told between two refreshes, at the least.
+MIN_SLACK = 128
 # Pace of the running mean of squared errors, and what a single one counts at most.
 SURPRISE_RATE = 0.05
 MAX_SURPRISE = 100.0
@@ -126,6 +128,7 @@ def master_slave(
     is_hard = config.constraints == "hard"
     num_candidates = config.n_es * config.f_in
     shares = split_evenly(num_candidates, samplers)
+    slack = max(2 * config.f_in, MIN_SLACK)
     # Samplers of the second stage come after those they learn from.
     order = sorted(range(len(samplers)), key=lambda i: samplers[i].is_second_stage)
     pool_origin = np.repeat(order, [shares[i] for i in order]).astype(np.int32)
@@ -313,14 +316,14 @@ def master_slave(
         if count > capacity:
             raise ValueError(
                 f"{count} rounds were told but there was room for {capacity}: call "
-                f"refresh at least every {capacity // 2} rounds."
+                f"refresh at least every {slack} rounds."
             )
         warm_up = config.n_re - count
-        ahead = max(2 * config.f_in, min(warm_up + config.f_in, 4096))
-        if count + 2 * config.f_in > capacity:
-            grown = jax.vmap(
-                lambda s: master.grow(s, hist.next_capacity(count, ahead))
-            )(state.master)
+        if count + slack > capacity:
+            # The whole warm-up at once: a larger history costs nothing before it ends.
+            ahead = max(slack, min(warm_up + slack, 4096))
+            capacity = hist.next_capacity(count, ahead)
+            grown = jax.vmap(lambda s: master.grow(s, capacity))(state.master)
             state = state._replace(master=grown)
         if count == 0 or warm_up >= config.f_in:
             return state  # only random rounds ahead

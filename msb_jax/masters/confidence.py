@@ -197,9 +197,13 @@ def _solve(upper: jax.Array, rhs: jax.Array) -> jax.Array:
 
 def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
     def init(capacity: int, k: int) -> ExactState:
-        zeros = jnp.zeros((capacity, depth - 1, width))
+        shape = (capacity, depth - 1, width)
         return ExactState(
-            rows=Factors(jnp.zeros((capacity, k), jnp.int32), zeros, zeros),
+            rows=Factors(
+                actions=jnp.zeros((capacity, k), jnp.int32),
+                activations=jnp.zeros(shape),
+                deltas=jnp.zeros(shape),
+            ),
             upper=jnp.eye(capacity),
             trace=jnp.zeros(()),
             num_rows=jnp.zeros((), jnp.int32),
