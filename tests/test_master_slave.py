@@ -183,6 +183,19 @@ def test_tell__takes_feedback_late_out_of_order_and_for_foreign_sets() -> None:
     assert int(state.master.history.absorbed) == 30
 
 
+def test_tell__leaves_out_rewards_that_are_not_numbers() -> None:
+    policy = _policy()
+    init, _, tell = _jitted(policy)
+    state = init(jax.random.key(0), _problem())
+    action = jnp.asarray([0, 1, 2], jnp.int32)
+    for reward in (float("nan"), 0.5, float("inf")):
+        state = tell(jax.random.key(1), state, action, jnp.asarray(reward))
+    assert int(state.master.history.count) == 1
+    assert float(state.master.history.rewards.sum()) == 0.5
+    assert np.isfinite(np.asarray(state.pool.belief.mean)).all()
+    assert np.isfinite(float(state.surprise))
+
+
 def test_refresh__says_when_more_was_told_than_fits() -> None:
     policy = _policy()
     state, _, _ = _play(policy, _problem(), 25)

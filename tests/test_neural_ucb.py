@@ -22,6 +22,7 @@ L, K, ROWS = 10, 3, 40
 EDGES = np.array([[0, 1], [2, 3], [4, 5]])
 SMALL: dict[str, Any] = {
     "width": 16,
+    "nu": 0.2,
     "num_steps": 30,
     "batch_size": 16,
     "capacity": 64,
@@ -328,7 +329,9 @@ def test_init__gives_a_state_that_can_be_donated():
     """No buffer stands in two places of the state."""
     state = neural_ucb(NeuralUcbConfig(**SMALL)).init(jax.random.key(0), _problem())
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
-    used = [p for p, leaf in zip(pointers, jax.tree.leaves(state)) if leaf.size]
+    used = [
+        p for p, leaf in zip(pointers, jax.tree.leaves(state), strict=True) if leaf.size
+    ]
     assert len(set(used)) == len(used)
 
 

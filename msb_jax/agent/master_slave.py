@@ -126,7 +126,7 @@ def master_slave(
             f"got {', '.join(names) or 'none'}."
         )
     is_hard = config.constraints == "hard"
-    num_candidates = config.n_es * config.f_in
+    num_candidates = max(config.n_es * config.f_in, len(samplers))
     shares = split_evenly(num_candidates, samplers)
     slack = max(2 * config.f_in, MIN_SLACK)
     # Samplers of the second stage come after those they learn from.
@@ -192,6 +192,7 @@ def master_slave(
     ) -> MasterSlaveState:
         pool = state.pool
         same = jnp.all(pool.actions == jnp.sort(action)[None, :], axis=1)
+        same &= jnp.isfinite(reward)
         return state._replace(
             master=master.update(key, state.master, action, reward),
             pool=pool._replace(belief=condition(pool.belief, same, reward)),
@@ -372,8 +373,9 @@ def condition(belief: Belief, is_played: jax.Array, reward: jax.Array) -> Belief
     row = jnp.argmax(is_played)
     column = belief.cov[:, row]
     gain = column / (column[row] + belief.noise)
-    gain = jnp.where(jnp.any(is_played), gain, 0.0)
     error = to_latent(belief.link, reward) - belief.mean[row]
+    gain = jnp.where(jnp.any(is_played), gain, 0.0)
+    error = jnp.where(jnp.any(is_played), error, 0.0)
     return belief._replace(
         mean=belief.mean + gain * error,
         cov=belief.cov - gain[:, None] * column[None, :],
@@ -395,6 +397,7 @@ def observe(
     share = jnp.clip(belief.cov[row, row] / variance, 0.0, 1.0)
     weight = jnp.where(jnp.any(is_played), SURPRISE_RATE * share, 0.0)
     squared = jnp.minimum(jnp.square(error) / variance, MAX_SURPRISE)
+    squared = jnp.where(jnp.any(is_played), squared, surprise)
     return surprise + weight * (squared - surprise)
 
 

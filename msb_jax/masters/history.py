@@ -36,12 +36,17 @@ def new_history(capacity: int, k: int) -> History:
 
 
 def append(history: History, action: jax.Array, reward: jax.Array) -> History:
-    """Add one round. Past the capacity only `count` moves (`grow` reports it)."""
-    row = history.count
+    """Add one round. Past the capacity only `count` moves (the agent reports it).
+
+    A reward that is NaN or infinite is not an observation: the round is left out.
+    """
+    reward = jnp.asarray(reward, jnp.float32)
+    is_number = jnp.isfinite(reward)
+    row = jnp.where(is_number, history.count, history.rewards.shape[0])
     return history._replace(
         actions=history.actions.at[row].set(action.astype(jnp.int32), mode="drop"),
-        rewards=history.rewards.at[row].set(reward.astype(jnp.float32), mode="drop"),
-        count=row + 1,
+        rewards=history.rewards.at[row].set(reward, mode="drop"),
+        count=history.count + is_number.astype(jnp.int32),
     )
 
 

@@ -69,7 +69,7 @@ class NeuralUcbConfig:
     width: int = 64  # m, even
     depth: int = 2  # D, number of weight matrices
     lam1: float = 1.0  # ridge of Z and of the training loss
-    nu: float = 0.2  # exploration, in deviations of the rewards
+    nu: float = 0.1  # exploration, in deviations of the rewards
     confidence: str = "exact"  # or "diagonal", "full"
     radius_kind: str = "constant"  # or "theory"
     norm_bound: float = 1.0  # S of the theoretical radius
