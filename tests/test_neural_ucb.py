@@ -307,19 +307,15 @@ def test_neural_ucb__works_at_tiny_sizes(num_arms, k):
         NeuralUcbConfig(width=2, num_steps=2, batch_size=4, capacity=4, block=3)
     )
 
-    @jax.jit
-    def run(key: jax.Array) -> tuple[Any, Any]:
-        first, second, third = jax.random.split(key, 3)
-        state = master.init(first, problem)
-        action = jnp.arange(k, dtype=jnp.int32)
-        state = master.refresh(second, state)  # nothing told yet
-        state = master.update(third, state, action, jnp.asarray(2.0))
-        state = master.refresh(third, state, fit=True)
-        arms = jnp.arange(num_arms, dtype=jnp.int32)
-        model = master.quadratic(state, arms)
-        return master.score(state, action[None]), model
-
-    score, model = run(jax.random.key(0))
+    action = jnp.arange(k, dtype=jnp.int32)
+    refresh = jax.jit(functools.partial(master.refresh, fit=True))
+    state = jax.jit(master.init)(jax.random.key(0), problem)
+    state = refresh(jax.random.key(1), state)  # nothing told yet
+    state = master.update(jax.random.key(2), state, action, jnp.asarray(2.0))
+    state = refresh(jax.random.key(3), state)
+    arms = jnp.arange(num_arms, dtype=jnp.int32)
+    look = jax.jit(lambda s: (master.score(s, action[None]), master.quadratic(s, arms)))
+    score, model = look(state)
     np.testing.assert_allclose(score.mean, [2.0], atol=1e-4)
     np.testing.assert_allclose(score.violation, [float(k > 1) * (k == num_arms)])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((score, model)))

@@ -62,7 +62,7 @@ class MasterSlaveConfig:
     num_elites: int = 16  # best distinct sets kept for the samplers
     max_arms: int = 320  # arms the quadratic model speaks of
     num_draws: int = 16  # posterior draws of the model made for the samplers
-    draw_arms: int = 128  # arms these speak of
+    draw_arms: int = 96  # arms these speak of
     bold_share: float = 0.1  # rounds with a wider radius
     bold_factor: float = 2.0  # how much wider
 

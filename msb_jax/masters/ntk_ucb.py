@@ -18,6 +18,8 @@ Differs from the paper:
   of rounds; the constant is estimated by generalised least squares;
 * rewards are standardised (I-9), on a monotone scale (`link`) whose power the
   likelihood chooses: a cubic of a linear function is linear on its cube-root scale;
+* the inverse of the Cholesky factor is kept: solves are then matrix products, which
+  run at full speed on every kind of device;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
 * the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
@@ -92,8 +94,8 @@ class NtkUcbState(NamedTuple):
 
     problem: Problem
     history: hist.History
-    factor: jax.Array  # [C, C] lower Cholesky factor of K + noise; identity beyond
-    whitened: jax.Array  # [C, 2] factor^-1 (standardised latent rewards, ones)
+    root: jax.Array  # [C, C] inverse Cholesky factor of K + noise; identity beyond
+    whitened: jax.Array  # [C, 2] root times (standardised latent rewards, ones)
     scales: Scales
     fitted_at: jax.Array  # [] int32, rows at the last fit of the weights
 
@@ -119,7 +121,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         return NtkUcbState(
             problem=problem,
             history=hist.new_history(capacity, problem.k),
-            factor=jnp.eye(capacity),
+            root=jnp.eye(capacity),
             whitened=jnp.zeros((capacity, 2)),
             scales=start_scales(),
             fitted_at=jnp.zeros((), jnp.int32),
@@ -132,14 +134,17 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         return state._replace(history=hist.append(state.history, action, reward))
 
     def cross(state: NtkUcbState, actions: jax.Array) -> jax.Array:
-        """factor^-1 k(history, actions): [C, N]."""
+        """Whitened kernel columns, root k(history, actions): [C, N]."""
         counts = overlaps(state.history.actions, actions, state.problem.num_arms)
         is_row = hist.valid_rows(state.history, state.history.absorbed)
-        columns = kernel(state, counts) * is_row[:, None]
-        return solve_triangular(state.factor, columns, lower=True)
+        return state.root @ (kernel(state, counts) * is_row[:, None])
 
     def absorb_block(state: NtkUcbState) -> NtkUcbState:
-        """Append the next `block` pending rows to the factor (missing ones: I)."""
+        """Append the next `block` pending rows to the root (missing ones: I).
+
+        With V = root k(history, new) and C the factor of the new rows' Schur
+        complement, the new rows of the root are [-C^-1 V' root, C^-1].
+        """
         history, size = state.history, config.block
         start = history.absorbed
         rows = jax.lax.dynamic_slice(
@@ -151,14 +156,14 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         gram = gram * is_new[:, None] * is_new[None, :]
         diagonal = jnp.where(is_new > 0, noise(state), 1.0)
         corner = jnp.linalg.cholesky(gram - v.T @ v + jnp.diag(diagonal))
-        lines = jax.lax.dynamic_update_slice(v.T, corner, (0, start))
+        inverse = solve_triangular(corner, jnp.eye(size), lower=True)
+        lines = -inverse @ (v.T @ state.root)
+        lines = jax.lax.dynamic_update_slice(lines, inverse, (0, start))
         rewards = jax.lax.dynamic_slice(history.rewards, (start,), (size,))
         targets = jnp.stack([standardised(state, rewards) * is_new, is_new], axis=1)
-        fresh = solve_triangular(
-            corner, targets - v.T @ state.whitened, lower=True
-        )  # [block, 2]
+        fresh = inverse @ (targets - v.T @ state.whitened)  # [block, 2]
         return state._replace(
-            factor=jax.lax.dynamic_update_slice(state.factor, lines, (start, 0)),
+            root=jax.lax.dynamic_update_slice(state.root, lines, (start, 0)),
             whitened=jax.lax.dynamic_update_slice(
                 state.whitened, fresh * is_new[:, None], (start, 0)
             ),
@@ -166,8 +171,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         )
 
     def absorb(state: NtkUcbState) -> NtkUcbState:
+        # One block is the rule and needs no loop; a loop over a batch of runs copies
+        # the whole state at every turn.
         return jax.lax.while_loop(
-            lambda s: s.history.absorbed < s.history.count, absorb_block, state
+            lambda s: s.history.absorbed < s.history.count,
+            absorb_block,
+            absorb_block(state),
         )
 
     def refit(state: NtkUcbState) -> NtkUcbState:
@@ -188,12 +197,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         counts = overlaps(history.actions, history.actions, state.problem.num_arms)
         gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
         gram += jnp.diag(jnp.where(is_row > 0, noise(state), 1.0))
-        factor = jnp.linalg.cholesky(gram)
+        root = invert_lower(jnp.linalg.cholesky(gram))
         rewards = standardised(state, history.rewards)
         targets = jnp.stack([rewards * is_row, is_row], axis=1)
         return state._replace(
-            factor=factor,
-            whitened=solve_triangular(factor, targets, lower=True),
+            root=root,
+            whitened=root @ targets,
             history=history._replace(absorbed=history.count),
         )
 
@@ -225,11 +234,14 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         constant = scales.center + scales.deviation * level[0]
         return residual[:, 0], constant, scales.deviation
 
+    def unwhiten(state: NtkUcbState, rows: jax.Array) -> jax.Array:
+        """Apply root' to rows [N, C]; a product from the left reads root in order."""
+        return rows @ state.root
+
     def coefficients(state: NtkUcbState) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(K + s I)^-1 applied to the residual; the constant; the deviation."""
         residual, constant, deviation = target(state)
-        alpha = solve_triangular(state.factor, residual, lower=True, trans=1)
-        return alpha, constant, deviation
+        return unwhiten(state, residual[None, :])[0], constant, deviation
 
     def doubt(state: NtkUcbState, v: jax.Array) -> jax.Array:
         """Deviation that comes from not knowing the constant: [N]."""
@@ -258,7 +270,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         wide where much is still to be told apart (a quadratic reward, little noise)
         and narrow where noise drowns what could be learned.
         """
-        pivots = jnp.log(jnp.diagonal(state.factor))
+        pivots = -jnp.log(jnp.diagonal(state.root))
         rows = state.history.absorbed.astype(jnp.float32)
         log_det = 2.0 * jnp.sum(pivots) - rows * jnp.log(noise(state))
         return config.radius + config.nu * jnp.sqrt(jnp.maximum(log_det, 0.0))
@@ -332,13 +344,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         prior += linear @ rows.T  # [n, C]
         prior += jnp.sqrt(noise(state)) * jax.random.normal(noise_key, (n, capacity))
         residual, constant, deviation = target(state)
-        inner = solve_triangular(
-            state.factor, (prior * is_row[None, :]).T, lower=True
-        )  # [C, n]
-        inner, level = solution(state, inner)
-        alpha = solve_triangular(
-            state.factor, residual[:, None] - inner, lower=True, trans=1
-        ).T  # [n, C]
+        inner, level = solution(state, state.root @ (prior * is_row[None, :]).T)
+        alpha = unwhiten(state, residual[None, :] - inner.T)  # [n, C]
         pull = jax.vmap(lambda a: rows.T @ (a[:, None] * rows))(alpha)
         return Quadratic(
             pair=deviation * (pair + fit[2] * pull),
@@ -347,14 +354,14 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         )
 
     def grow(state: NtkUcbState, capacity: int) -> NtkUcbState:
-        extra = capacity - state.factor.shape[-1]
+        extra = capacity - state.root.shape[-1]
         if extra <= 0:
             return state
-        factor = jnp.pad(state.factor, ((0, extra), (0, extra)))
         tail = jnp.arange(capacity) >= capacity - extra
         return state._replace(
             history=hist.grow(state.history, capacity),
-            factor=factor + jnp.diag(tail.astype(jnp.float32)),
+            root=jnp.pad(state.root, ((0, extra), (0, extra)))
+            + jnp.diag(tail.astype(jnp.float32)),
             whitened=jnp.pad(state.whitened, ((0, extra), (0, 0))),
         )
 
@@ -375,6 +382,19 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         draws=full(draws),
         grow=grow,
     )
+
+
+def invert_lower(factor: jax.Array) -> jax.Array:
+    """Invert a lower triangular matrix by halves, so that most of it is products."""
+    size = factor.shape[0]
+    if size <= 256:
+        return solve_triangular(factor, jnp.eye(size), lower=True)
+    half = -(-size // 512) * 256  # a multiple of the smallest block
+    first = invert_lower(factor[:half, :half])
+    last = invert_lower(factor[half:, half:])
+    below = -last @ (factor[half:, :half] @ first)
+    upper = jnp.zeros((half, size - half), factor.dtype)
+    return jnp.block([[first, upper], [below, last]])
 
 
 def _table(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
