@@ -8,8 +8,12 @@ import os
 # independent of the number of cores. XLA's own threads are not concerned.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# One CPU device a core, so that seeds run side by side (see msb_jax/parallel.py).
-_DEVICES = "--xla_force_host_platform_device_count"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    _flags = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}={os.cpu_count() or 1}"
-    os.environ["XLA_FLAGS"] = _flags.strip()
+# One CPU device a core, so that seeds run side by side (see msb_jax/parallel.py), and
+# one thread in each: products that wait for threads of the same pool can lock up.
+for _flag in (
+    f"--xla_force_host_platform_device_count={os.cpu_count() or 1}",
+    "--xla_cpu_multi_thread_eigen=false",
+):
+    _given = os.environ.get("XLA_FLAGS", "")
+    if _flag.split("=")[0] not in _given:
+        os.environ["XLA_FLAGS"] = f"{_given} {_flag}".strip()

@@ -16,22 +16,33 @@ from jax.sharding import AxisType, PartitionSpec
 
 
 def map_seeds(
-    function: Callable[..., Any], *, donate: tuple[int, ...] = ()
+    function: Callable[..., Any],
+    *,
+    donate: tuple[int, ...] = (),
+    in_turn: bool = False,
 ) -> Callable[..., Any]:
     """Jit and vmap `function` over the leading axis of all its arguments.
 
     Args:
         function: written for one run; takes and returns pytrees of arrays.
         donate: positions of arguments whose memory may be reused.
+        in_turn: on a CPU, work on the seeds of a device one after the other. Large
+            matrix products gain nothing from a batch there, and batched ones were
+            seen never to finish (jaxlib 0.10.2, five seeds on one device).
 
     Returns:
         A function of batched arguments. The batch is spread over as many devices as
         divide its size.
     """
 
+    def one_by_one(*args: Any) -> Any:
+        return jax.lax.map(lambda own: function(*own), args)
+
     @functools.cache
     def compiled(num_devices: int) -> Callable[..., Any]:
         batched = jax.vmap(function)
+        if in_turn and jax.default_backend() == "cpu":
+            batched = one_by_one
         if num_devices > 1:
             devices = jax.devices()[:num_devices]
             mesh = jax.make_mesh(

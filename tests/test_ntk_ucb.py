@@ -21,9 +21,18 @@ from tests.reference import gaussian_process, multi_hot
 L, K, ROWS, BLOCK = 24, 4, 50, 10
 CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0, nu=0.0)
 MASTER = ntk_ucb(CONFIG)
-ABSORB = jax.jit(functools.partial(MASTER.refresh, fit=False))
+ABSORB_BLOCK = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
 BELIEF = jax.jit(MASTER.belief)
+
+
+def absorb_all(key: jax.Array, state: NtkUcbState) -> NtkUcbState:
+    """Absorb all pending rounds, block by block."""
+    while int(state.history.absorbed) < int(state.history.count):
+        state = ABSORB_BLOCK(jax.random.clone(key), state)
+    return state
+
+
 # exp(-30): a kernel term that is switched off.
 OFF = -30.0
 
@@ -81,7 +90,7 @@ def _sets(n: int, seed: int = 5) -> jax.Array:
 
 
 def test_belief__equals_the_textbook_posterior() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     sets = _sets(12)
     belief = BELIEF(state, sets)
     mean, cov = _reference(state, np.asarray(sets))
@@ -91,15 +100,15 @@ def test_belief__equals_the_textbook_posterior() -> None:
 
 def test_refresh__in_blocks_equals_one_factorisation() -> None:
     sets = _sets(6)
-    whole = ABSORB(jax.random.key(2), _told(ROWS))
+    whole = absorb_all(jax.random.key(2), _told(ROWS))
     # 37 rows are absorbed first: the last block of ten is a partial one.
-    parts = ABSORB(jax.random.key(2), _told(37))
+    parts = absorb_all(jax.random.key(2), _told(37))
     actions, rewards = _data()
     for row in range(37, ROWS):
         parts = MASTER.update(
             jax.random.key(3), parts, jnp.asarray(actions[row]), rewards[row]
         )
-    parts = ABSORB(jax.random.key(2), parts)
+    parts = absorb_all(jax.random.key(2), parts)
     assert int(parts.history.absorbed) == ROWS
     for one, other in zip(
         BELIEF(whole, sets)[:3], BELIEF(parts, sets)[:3], strict=True
@@ -109,16 +118,16 @@ def test_refresh__in_blocks_equals_one_factorisation() -> None:
 
 def test_condition__equals_a_refresh_with_the_new_round() -> None:
     actions, rewards = _data()
-    state = ABSORB(jax.random.key(2), _told(ROWS - 1))
+    state = absorb_all(jax.random.key(2), _told(ROWS - 1))
     sets = jnp.concatenate([_sets(5), jnp.asarray(actions[-1:])])
     after = condition(BELIEF(state, sets), jnp.arange(6) == 5, jnp.asarray(rewards[-1]))
-    again = BELIEF(ABSORB(jax.random.key(2), _told(ROWS)), sets)
+    again = BELIEF(absorb_all(jax.random.key(2), _told(ROWS)), sets)
     np.testing.assert_allclose(after.cov, again.cov, atol=1e-3 * again.cov.max())
     np.testing.assert_allclose(after.mean, again.mean, rtol=1e-4)
 
 
 def test_condition__leaves_the_belief_alone_when_nothing_matches() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     belief = BELIEF(state, _sets(4))
     same = condition(belief, jnp.zeros((4,), bool), jnp.asarray(9.0))
     for one, other in zip(jax.tree.leaves(belief), jax.tree.leaves(same), strict=True):
@@ -126,7 +135,7 @@ def test_condition__leaves_the_belief_alone_when_nothing_matches() -> None:
 
 
 def test_fitted__is_the_mean_at_the_rows_played() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     actions, _ = _data()
     fitted = jax.jit(MASTER.fitted)(state)[:ROWS]
     np.testing.assert_allclose(
@@ -135,7 +144,7 @@ def test_fitted__is_the_mean_at_the_rows_played() -> None:
 
 
 def test_grow__keeps_the_belief_and_makes_room() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     larger = MASTER.grow(state, 512)
     assert larger.history.rewards.shape == (512,)
     sets = _sets(5)
@@ -147,7 +156,7 @@ def test_grow__keeps_the_belief_and_makes_room() -> None:
 
 
 def test_quadratic__is_exact_when_the_kernel_is_of_degree_two() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
+    state = absorb_all(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
     arms = jnp.arange(L, dtype=jnp.int32)
     model = jax.jit(MASTER.quadratic)(state, arms)
     sets = _sets(20)
@@ -156,7 +165,7 @@ def test_quadratic__is_exact_when_the_kernel_is_of_degree_two() -> None:
 
 
 def test_quadratic__on_some_arms_is_a_part_of_the_whole() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     arms = jnp.asarray([2, 3, 5, 7, 11, 13], jnp.int32)
     quadratic = jax.jit(MASTER.quadratic)
     part = quadratic(state, arms)
@@ -175,7 +184,7 @@ def test_marginals__order_the_arms_as_the_linear_truth_does() -> None:
 
 
 def test_draws__have_the_mean_and_the_deviation_of_the_belief() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
+    state = absorb_all(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
     n = 400
     draw = jax.jit(MASTER.draws, static_argnums=3)
     models = draw(jax.random.key(7), state, jnp.arange(L, dtype=jnp.int32), n)
@@ -191,7 +200,7 @@ def test_draws__have_the_mean_and_the_deviation_of_the_belief() -> None:
 
 
 def test_score__is_optimistic_and_prices_violations() -> None:
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     sets = _sets(30)
     score = jax.jit(MASTER.score)(state, sets)
     belief = BELIEF(state, sets)
@@ -214,7 +223,7 @@ def _truth(sets: np.ndarray) -> np.ndarray:
 
 def test_radius__is_the_root_of_the_information_gained() -> None:
     master = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=1.0, nu=0.5))
-    state = ABSORB(jax.random.key(2), _told(ROWS))
+    state = absorb_all(jax.random.key(2), _told(ROWS))
     weights = np.exp(np.asarray(state.scales.log_weights, float))
     noise = float(np.exp(state.scales.log_noise)) + CONFIG.min_noise * weights.sum()
     rows = multi_hot(_data()[0], L)
@@ -385,8 +394,11 @@ def test_due__asks_for_a_fit_on_a_geometric_schedule() -> None:
     assert MASTER.due(state)
     fitted = REFIT(jax.random.key(2), state)
     assert not MASTER.due(fitted)
-    later = fitted._replace(history=fitted.history._replace(count=jnp.asarray(61)))
-    assert MASTER.due(later)
+    later = fitted.history._replace(count=jnp.asarray(61), absorbed=jnp.asarray(60))
+    assert MASTER.due(fitted._replace(history=later))
+    # More than one block waits.
+    waiting = fitted.history._replace(count=jnp.asarray(ROWS + BLOCK + 1))
+    assert MASTER.due(fitted._replace(history=waiting))
 
 
 def test_refresh__lowers_for_gpu_and_tpu() -> None:

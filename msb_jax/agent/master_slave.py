@@ -291,25 +291,27 @@ def master_slave(
             )
         return tuple(new_states), jnp.sort(jnp.concatenate(proposals), axis=1)
 
-    def judge(state: MasterSlaveState, actions: jax.Array) -> MasterSlaveState:
-        """The master forms its belief over the pool."""
+    def judge(
+        learned: State, problem: Problem, actions: jax.Array
+    ) -> tuple[Pool, jax.Array]:
+        """The master forms its belief over the pool, and chooses the radius."""
         pool = Pool(
             actions=actions,
-            pairs=violated_pairs(state.problem, actions),
+            pairs=violated_pairs(problem, actions),
             origin=jnp.asarray(pool_origin),
-            belief=master.belief(state.master, actions),
+            belief=master.belief(learned, actions),
         )
-        return state._replace(pool=pool, radius=master.radius(state.master))
+        return pool, master.radius(learned)
 
     # Only `learn` and `judge` depend on the capacity of the history, which changes
     # during a run; the searches and networks of the samplers are compiled once.
     run_learn = {
-        fit: map_seeds(functools.partial(learn, fit=fit), donate=(1,))
+        fit: map_seeds(functools.partial(learn, fit=fit), donate=(1,), in_turn=True)
         for fit in (False, True)
     }
     run_consult = map_seeds(consult)
     run_propose = map_seeds(propose)
-    run_judge = map_seeds(judge, donate=(0,))
+    run_judge = map_seeds(judge, in_turn=True)
 
     def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
         count = int(np.max(np.asarray(state.master.history.count)))
@@ -342,9 +344,9 @@ def master_slave(
             stream(keys, "propose"), state.samplers, view, requests, answers
         )
         watch("samplers", actions)
-        state = run_judge(state._replace(samplers=states), actions)
-        watch("score", state.pool)
-        return state
+        pool, radius = run_judge(state.master, state.problem, actions)
+        watch("score", pool)
+        return state._replace(samplers=states, pool=pool, radius=radius)
 
     def refresh(key: Key, state: MasterSlaveState) -> MasterSlaveState:
         if key.ndim == 1:

@@ -139,7 +139,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         is_row = hist.valid_rows(state.history, state.history.absorbed)
         return state.root @ (kernel(state, counts) * is_row[:, None])
 
-    def absorb_block(state: NtkUcbState) -> NtkUcbState:
+    def absorb(state: NtkUcbState) -> NtkUcbState:
         """Append the next `block` pending rows to the root (missing ones: I).
 
         With V = root k(history, new) and C the factor of the new rows' Schur
@@ -170,15 +170,6 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             history=history._replace(absorbed=jnp.minimum(start + size, history.count)),
         )
 
-    def absorb(state: NtkUcbState) -> NtkUcbState:
-        # One block is the rule and needs no loop; a loop over a batch of runs copies
-        # the whole state at every turn.
-        return jax.lax.while_loop(
-            lambda s: s.history.absorbed < s.history.count,
-            absorb_block,
-            absorb_block(state),
-        )
-
     def refit(state: NtkUcbState) -> NtkUcbState:
         """Choose the weights by marginal likelihood and factorise afresh."""
         history = state.history
@@ -207,13 +198,16 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         )
 
     def refresh(key: Key, state: NtkUcbState, *, fit: bool = False) -> NtkUcbState:
+        """Learn the next `block` pending rounds, or with `fit` all that there are."""
         del key
         return refit(state) if fit else absorb(state)
 
     def due(state: NtkUcbState) -> bool:
-        count = int(np.max(np.asarray(state.history.count)))
-        last = int(np.min(np.asarray(state.fitted_at)))
-        return count > 0 and count >= config.fit_growth * last
+        """Ask for a fit on a geometric schedule, and when more than a block waits."""
+        history = jax.tree.map(np.asarray, state.history)
+        count, last = int(history.count.max()), int(np.min(state.fitted_at))
+        waiting = int(np.max(history.count - history.absorbed))
+        return waiting > config.block or 0 < count >= config.fit_growth * last
 
     def solution(state: NtkUcbState, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Take the least-squares constant out of whitened columns [C, N].
@@ -315,9 +309,13 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     def local_rows(state: NtkUcbState, arms: jax.Array) -> jax.Array:
         """K-hot rows of the history on the columns `arms`: float32[C, A]."""
+        size = arms.shape[0]
+        # Arms that are not asked for share one more column, which is dropped.
+        column = jnp.full((state.problem.num_arms,), size, jnp.int32)
+        column = column.at[arms].set(jnp.arange(size, dtype=jnp.int32))
+        hot = to_multi_hot(column[state.history.actions], size + 1)[:, :size]
         is_row = hist.valid_rows(state.history, state.history.absorbed)
-        hot = to_multi_hot(state.history.actions, state.problem.num_arms)
-        return hot[:, arms] * is_row[:, None]
+        return hot * is_row[:, None]
 
     def quadratic(state: NtkUcbState, arms: jax.Array) -> Quadratic:
         alpha, constant, deviation = coefficients(state)
