@@ -234,7 +234,8 @@ def _float64_belief(
     size = state.problem.num_arms
     tables = np.asarray(set_kernel.basis_tables(sets.shape[1], 2), np.float64)
     table = np.exp(scales.log_weights) @ tables
-    noise = np.exp(scales.log_noise) + 5e-4 * np.exp(scales.log_weights).sum()
+    floor = NtkUcbConfig().min_noise * np.exp(scales.log_weights).sum()
+    noise = np.exp(scales.log_noise) + floor
     hot = np.zeros((len(actions) + len(sets), size))
     np.put_along_axis(hot, np.concatenate([actions, sets]), 1.0, axis=1)
     rows, others = hot[: len(actions)], hot[len(actions) :]

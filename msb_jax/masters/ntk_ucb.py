@@ -67,7 +67,7 @@ class NtkUcbConfig:
     fit_steps: int = 30
     fit_growth: float = 1.2  # refit when the history has grown by this factor
     fit_power: bool = True  # False: model the reward itself
-    min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
+    min_noise: float = 1e-3  # share of the kernel's variance; keeps float32 safe
 
     def __post_init__(self) -> None:
         if self.depth < 2:
@@ -155,7 +155,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         gram = kernel(state, overlaps(rows, rows, state.problem.num_arms))
         gram = gram * is_new[:, None] * is_new[None, :]
         diagonal = jnp.where(is_new > 0, noise(state), 1.0)
-        corner = jnp.linalg.cholesky(gram - v.T @ v + jnp.diag(diagonal))
+        complement = lift(gram - v.T @ v + jnp.diag(diagonal), jnp.min(diagonal))
+        corner = jnp.linalg.cholesky(complement)
         inverse = solve_triangular(corner, jnp.eye(size), lower=True)
         lines = -inverse @ (v.T @ state.root)
         lines = jax.lax.dynamic_update_slice(lines, inverse, (0, start))
@@ -187,13 +188,25 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         is_row = hist.valid_rows(history, history.count)
         counts = overlaps(history.actions, history.actions, state.problem.num_arms)
         gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
-        gram += jnp.diag(jnp.where(is_row > 0, noise(state), 1.0))
-        root = invert_lower(jnp.linalg.cholesky(gram))
+
+        def invert(state: NtkUcbState) -> NtkUcbState:
+            diagonal = jnp.diag(jnp.where(is_row > 0, noise(state), 1.0))
+            return state._replace(
+                root=invert_lower(jnp.linalg.cholesky(gram + diagonal))
+            )
+
+        def with_more_noise(state: NtkUcbState) -> NtkUcbState:
+            """What float32 could not factorise is taken for noise."""
+            more = state.scales._replace(log_noise=jnp.log(30.0 * noise(state)))
+            return invert(state._replace(scales=more))
+
+        state = invert(state)
+        is_sound = jnp.all(jnp.isfinite(jnp.diagonal(state.root)))
+        state = jax.lax.cond(is_sound, lambda s: s, with_more_noise, state)
         rewards = standardised(state, history.rewards)
         targets = jnp.stack([rewards * is_row, is_row], axis=1)
         return state._replace(
-            root=root,
-            whitened=root @ targets,
+            whitened=state.root @ targets,
             history=history._replace(absorbed=history.count),
         )
 
@@ -380,6 +393,15 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         draws=full(draws),
         grow=grow,
     )
+
+
+def lift(matrix: jax.Array, least: jax.Array) -> jax.Array:
+    """Raise the eigenvalues of a small symmetric matrix to `least`.
+
+    A Schur complement is at least the noise; rounding may say otherwise.
+    """
+    values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+    return (vectors * jnp.maximum(values, least)[None, :]) @ vectors.T
 
 
 def invert_lower(factor: jax.Array) -> jax.Array:
