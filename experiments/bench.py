@@ -211,9 +211,10 @@ def bench_drift(config: Config) -> dict[str, float]:
     state = jax.jit(lambda s: master.refresh(jax.random.key(0), s, fit=True))(
         run(state, first)
     )
-    state = jax.jit(lambda s: master.refresh(jax.random.key(0), s, fit=False))(
-        run(state, rest)
-    )
+    absorb = jax.jit(lambda s: master.refresh(jax.random.key(0), s, fit=False))
+    state = run(state, rest)
+    while int(state.history.absorbed) < int(state.history.count):
+        state = absorb(state)
     sets = np.concatenate([actions[-50:], actions[:50]])
     belief = jax.jit(master.belief)(state, jnp.asarray(sets, jnp.int32))
     mean, variance = _float64_belief(state, actions, rewards, sets)
