@@ -125,6 +125,8 @@ def master_slave(
             "The agent needs at least one sampler that proposes by itself; "
             f"got {', '.join(names) or 'none'}."
         )
+    # Warm-up rounds are random sets, whoever else proposes.
+    random_origin = names.index("random_best") if "random_best" in names else 0
     is_hard = config.constraints == "hard"
     num_candidates = max(config.n_es * config.f_in, len(samplers))
     shares = split_evenly(num_candidates, samplers)
@@ -183,7 +185,7 @@ def master_slave(
         best = jnp.argmax(total)
         is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
         action = jnp.where(is_random, random, pool.actions[best])
-        origin = jnp.where(is_random, 0, pool.origin[best])
+        origin = jnp.where(is_random, random_origin, pool.origin[best])
         state = state._replace(round=state.round + 1, origin=origin)
         return state, action
 
