@@ -220,7 +220,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         history = jax.tree.map(np.asarray, state.history)
         count, last = int(history.count.max()), int(np.min(state.fitted_at))
         waiting = int(np.max(history.count - history.absorbed))
-        return waiting > config.block or 0 < count >= config.fit_growth * last
+        is_sound = bool(np.isfinite(np.asarray(state.whitened)).all())
+        is_late = waiting > config.block or 0 < count >= config.fit_growth * last
+        return is_late or not is_sound
 
     def solution(state: NtkUcbState, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Take the least-squares constant out of whitened columns [C, N].

@@ -260,6 +260,9 @@ def _solve_one(
     """Solve both programs of one run: int32[K] each."""
     price = None if np.isinf(asked.pair_price) else float(asked.pair_price)
     start = np.sort(np.asarray(asked.best))
+    if not (np.isfinite(asked.marginals).all() and np.isfinite(asked.pair).all()):
+        # The master's algebra broke down in float32; it starts afresh next time.
+        return start.astype(np.int32), start.astype(np.int32)
     program = _linear_program(graph.tobytes(), graph.shape[0], k)
     first = program.solve(
         asked.marginals, start=start, penalty=price, node_limit=config.linear_nodes
