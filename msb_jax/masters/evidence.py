@@ -163,7 +163,7 @@ def fit_scales(
     # The unit must be the geometric mean of the very rows whose likelihood is taken:
     # this is what makes likelihoods of different powers comparable.
     origin = choose_origin(rewards, is_row)
-    _, deviation = masked_moments(history.rewards, every)
+    _, deviation = hist.masked_moments(history.rewards, every)
 
     def targets(power: jax.Array) -> jax.Array:
         latent = to_latent(origin._replace(power=power), rewards)
@@ -196,7 +196,7 @@ def fit_scales(
         step, (params, optimizer.init(params)), None, length=num_steps
     )
     link = origin._replace(power=params[4])
-    latent_center, _ = masked_moments(to_latent(link, history.rewards), every)
+    latent_center, _ = hist.masked_moments(to_latent(link, history.rewards), every)
     return Scales(
         log_weights=params[:3],
         log_noise=params[3],
@@ -204,11 +204,3 @@ def fit_scales(
         center=latent_center,
         deviation=deviation,
     )
-
-
-def masked_moments(values: jax.Array, is_row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and deviation of the real rows; a deviation of 1 where all are equal."""
-    total = jnp.maximum(jnp.sum(is_row), 1.0)
-    mean = jnp.sum(values * is_row) / total
-    deviation = jnp.sqrt(jnp.sum(jnp.square(values - mean) * is_row) / total)
-    return mean, jnp.where(deviation > hist.MIN_DEVIATION, deviation, 1.0)

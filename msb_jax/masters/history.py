@@ -57,11 +57,14 @@ def valid_rows(history: History, upto: jax.Array) -> jax.Array:
 
 def moments(history: History) -> tuple[jax.Array, jax.Array]:
     """Running mean and deviation of all rewards seen, for standardisation."""
-    is_row = valid_rows(history, history.count)
-    total = jnp.maximum(history.count.astype(jnp.float32), 1.0)
-    mean = jnp.sum(history.rewards * is_row) / total
-    variance = jnp.sum(jnp.square(history.rewards - mean) * is_row) / total
-    deviation = jnp.sqrt(variance)
+    return masked_moments(history.rewards, valid_rows(history, history.count))
+
+
+def masked_moments(values: jax.Array, is_row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and deviation of the real rows; a deviation of 1 where all are equal."""
+    total = jnp.maximum(jnp.sum(is_row), 1.0)
+    mean = jnp.sum(values * is_row) / total
+    deviation = jnp.sqrt(jnp.sum(jnp.square(values - mean) * is_row) / total)
     return mean, jnp.where(deviation > MIN_DEVIATION, deviation, 1.0)
 
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-NUM_WEIGHTS = 3
-
 
 def tangent_kernel(rho: jax.Array, depth: int) -> jax.Array:
     """Neural tangent kernel of unit inputs with inner product `rho`.
