@@ -25,12 +25,13 @@ from experiments import files, flags, harness, synthetic
 from experiments.flags import flag
 from experiments.progress import Progress
 from experiments.tables import markdown_table
-from msb_jax import networks, runner
+from msb_jax import runner
 from msb_jax.agent.master_slave import MasterSlaveConfig, master_slave
 from msb_jax.link import to_latent
 from msb_jax.masters import set_kernel
 from msb_jax.masters.confidence import confidence
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, ntk_ucb
+from msb_jax.networks import ucb
 from msb_jax.problem import problem_from_conflicts, random_sets
 from msb_jax.samplers.registry import make_samplers
 
@@ -157,9 +158,9 @@ def bench_confidence(config: Config) -> list[dict[str, Any]]:
     problem = problem_from_conflicts(
         np.zeros((config.num_arms, config.num_arms), bool), config.k
     )
-    net = networks.UcbNet(num_arms=config.num_arms, width=WIDTH, depth=2)
-    params = networks.init_params(jax.random.key(0), net)
-    judged = networks.factors(net, params, random_sets(jax.random.key(1), problem, 200))
+    net = ucb.UcbNet(num_arms=config.num_arms, width=WIDTH, depth=2)
+    params = ucb.init_params(jax.random.key(0), net)
+    judged = ucb.factors(net, params, random_sets(jax.random.key(1), problem, 200))
     lengths = [n for n in (250, 500, 1000, 2000, 4000) if n < config.history]
     results = []
     for kind in ("exact", "diagonal", "full"):
@@ -169,7 +170,7 @@ def bench_confidence(config: Config) -> list[dict[str, Any]]:
         # The p x p form costs the same at every length, and hours to fill.
         for length in [*lengths, config.history] if kind != "full" else [20]:
             played = random_sets(jax.random.key(2), problem, length)
-            grads = networks.factors(net, params, played)
+            grads = ucb.factors(net, params, played)
             state = jax.jit(bundle.absorb)(
                 bundle.init(length, config.k), grads, jnp.asarray(length)
             )
@@ -179,7 +180,7 @@ def bench_confidence(config: Config) -> list[dict[str, Any]]:
 
 
 def bench_drift(config: Config) -> dict[str, float]:
-    """Largest error of the float32 belief after a long history in blocks of 20.
+    """Largest error of the float32 belief after a long history, learnt as in a run.
 
     The reference is a float64 factorisation of the same kernel; errors are in
     deviations of the reward.
@@ -204,20 +205,19 @@ def bench_drift(config: Config) -> dict[str, float]:
     def tell(state: Any, pair: Any) -> tuple[Any, None]:
         return master.update(jax.random.key(0), state, *pair), None
 
-    pairs = (jnp.asarray(actions, jnp.int32), jnp.asarray(rewards, jnp.float32))
-    first = jax.tree.map(lambda leaf: leaf[:WARM_UP], pairs)
-    rest = jax.tree.map(lambda leaf: leaf[WARM_UP:], pairs)
     run = jax.jit(lambda s, p: jax.lax.scan(tell, s, p)[0])
-    state = jax.jit(lambda s: master.refresh(jax.random.key(0), s, fit=True))(
-        run(state, first)
-    )
-    absorb = jax.jit(lambda s: master.refresh(jax.random.key(0), s, fit=False))
-    state = run(state, rest)
-    while int(state.history.absorbed) < int(state.history.count):
-        state = absorb(state)
+    refresh = {
+        fit: jax.jit(lambda s, fit=fit: master.refresh(jax.random.key(0), s, fit=fit))
+        for fit in (False, True)
+    }
+    pairs = (jnp.asarray(actions, jnp.int32), jnp.asarray(rewards, jnp.float32))
+    for start in range(0, config.history, 20):
+        state = run(state, tuple(array[start : start + 20] for array in pairs))
+        if start + 20 >= WARM_UP:
+            state = refresh[master.due(state)](state)
     sets = np.concatenate([actions[-50:], actions[:50]])
     belief = jax.jit(master.belief)(state, jnp.asarray(sets, jnp.int32))
-    mean, variance = _float64_belief(state, actions, rewards, sets)
+    mean, variance = _float64_belief(state, sets)
     unit = float(state.scales.deviation)
     deviation = np.sqrt(np.maximum(np.diagonal(belief.cov), 0.0))
     return {
@@ -227,22 +227,22 @@ def bench_drift(config: Config) -> dict[str, float]:
     }
 
 
-def _float64_belief(
-    state: Any, actions: np.ndarray, rewards: np.ndarray, sets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _float64_belief(state: Any, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of the same model, by NumPy in float64."""
+    count = int(state.history.absorbed)
+    actions, rewards = state.history.actions[:count], state.history.rewards[:count]
+    plays = np.asarray(state.history.plays[:count], np.float64)
     scales = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.scales)
     size = state.problem.num_arms
     tables = np.asarray(set_kernel.basis_tables(sets.shape[1], 2), np.float64)
     table = np.exp(scales.log_weights) @ tables
-    floor = NtkUcbConfig().min_noise * np.exp(scales.log_weights).sum()
-    noise = np.exp(scales.log_noise) + floor
+    noise = np.exp(scales.log_noise) / plays + scales.floor
     hot = np.zeros((len(actions) + len(sets), size))
     np.put_along_axis(hot, np.concatenate([actions, sets]), 1.0, axis=1)
     rows, others = hot[: len(actions)], hot[len(actions) :]
-    gram = table[np.rint(rows @ rows.T).astype(int)] + noise * np.eye(len(rows))
+    gram = table[np.rint(rows @ rows.T).astype(int)] + np.diag(noise)
     cross = table[np.rint(rows @ others.T).astype(int)]
-    latent = np.asarray(to_latent(state.scales.link, jnp.asarray(rewards, jnp.float32)))
+    latent = np.asarray(to_latent(state.scales.link, rewards))
     target = (latent - scales.center) / scales.deviation
     solved = np.linalg.solve(gram, np.column_stack([cross, target, np.ones(len(rows))]))
     ones = solved[:, -1]

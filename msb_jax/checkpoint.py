@@ -55,7 +55,7 @@ def save_snapshot(path: str | os.PathLike[str], snapshot: Snapshot, keys: Key) -
     arrays: dict[str, Any] = {"round": snapshot.round, "keys": _to_host(keys)}
     for part in ("state", "env_state"):
         for i, leaf in enumerate(jax.tree.leaves(getattr(snapshot, part))):
-            arrays[f"{part}/{i}"] = _to_host(leaf)
+            arrays[f"{part}/{i}"] = _to_host(leaf)[: keys.shape[0]]
             if _is_key(leaf):
                 arrays[f"impl/{part}/{i}"] = str(jax.random.key_impl(leaf))
     curves = snapshot.curves._asdict()

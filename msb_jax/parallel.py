@@ -15,6 +15,12 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 
 
+def filled_size(size: int) -> int:
+    """The least batch, not below `size`, that keeps the devices equally busy."""
+    per_device = -(-size // len(jax.devices()))
+    return per_device * -(-size // per_device)
+
+
 def map_seeds(
     function: Callable[..., Any],
     *,

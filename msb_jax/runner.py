@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from msb_jax import problem as problem_lib
-from msb_jax.parallel import map_seeds
+from msb_jax.parallel import filled_size, map_seeds
 from msb_jax.problem import Problem
 from msb_jax.rng import stream
 from msb_jax.types import EnvStep, Key, Policy, State
@@ -56,12 +56,13 @@ class Snapshot(NamedTuple):
     """A run between two blocks: all that is needed to go on with it.
 
     The next block reuses the memory of `state` and `env_state`: whoever wants to
-    keep them beyond the `on_block` call must copy or save them.
+    keep them beyond the `on_block` call must copy or save them. Their leaves may have
+    more than B rows: what follows are copies that fill the devices.
     """
 
     round: int  # rounds played
-    state: State  # of the policy, every leaf [B, ...]
-    env_state: State  # every leaf [B, ...]
+    state: State  # of the policy, every leaf [B or more, ...]
+    env_state: State  # every leaf [B or more, ...]
     curves: Curves  # of the rounds played
 
 
@@ -99,6 +100,14 @@ def run(
     if start is not None:
         first = _check_start(start, rounds, f_in)
         records.extend(start.curves)
+    size = keys.shape[0]
+    if (filled := filled_size(size)) != size or start is not None:
+        index = np.arange(filled) % size
+        fill = functools.partial(jax.tree.map, lambda leaf: leaf[index])
+        env_states, problems, keys = fill((env_states, problems, keys))
+        if start is not None:
+            state, env_state = fill((start.state, start.env_state))
+            start = start._replace(state=state, env_state=env_state)
     given = jax.tree.leaves((env_states, problems, keys, start))
     borrowed = {id(leaf) for leaf in given}
     length_of = {t0: min(f_in, rounds - t0) for t0 in range(first, rounds, f_in)}
@@ -228,8 +237,8 @@ class _Records:
     def add(self, t0: int, block: dict[str, Any], wall: float, comp: float) -> None:
         """Write the rounds [t0, t0 + length) of all seeds."""
         for name, array in self._arrays.items():
-            values = np.asarray(block[name])  # [B, length]
-            array[:, t0 : t0 + values.shape[1]] = values
+            values = np.asarray(block[name])  # [B or more, length]
+            array[:, t0 : t0 + values.shape[1]] = values[: array.shape[0]]
         self._wall.append(wall)
         self._compile.append(comp)
 

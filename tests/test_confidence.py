@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from msb_jax import networks
 from msb_jax.masters.confidence import (
     KINDS,
     Confidence,
@@ -19,7 +18,8 @@ from msb_jax.masters.confidence import (
     exact_confidence,
     gram,
 )
-from msb_jax.networks import Factors, UcbNet
+from msb_jax.networks import ucb
+from msb_jax.networks.ucb import Factors, UcbNet
 from tests.reference import multi_hot
 
 L, K, WIDTH, RIDGE = 9, 3, 6, 0.3
@@ -41,9 +41,9 @@ def _pool(depth: int) -> Factors:
 
     def one(key: jax.Array, action: jax.Array) -> Factors:
         start, noise = jax.random.split(key)
-        flat, unravel = ravel_pytree(networks.init_params(start, net))
+        flat, unravel = ravel_pytree(ucb.init_params(start, net))
         step = 0.2 * jax.random.normal(noise, flat.shape)
-        return networks.factors(net, unravel(flat + step), action[None])
+        return ucb.factors(net, unravel(flat + step), action[None])
 
     rng = np.random.default_rng(depth)
     sets = np.stack([rng.permutation(L)[:K] for _ in range(SEEN + NEW)])
@@ -139,9 +139,9 @@ def test_exact__holds_at_a_long_history():
     @jax.jit
     def run(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights, draw = jax.random.split(key)
-        params = networks.init_params(weights, net)
+        params = ucb.init_params(weights, net)
         sets = jax.lax.top_k(jax.random.uniform(draw, (620, 40)), 5)[1]
-        rows = networks.factors(net, params, sets)
+        rows = ucb.factors(net, params, sets)
         blocks = jax.tree.map(lambda x: x[:600].reshape(30, 20, *x.shape[1:]), rows)
 
         def take(state: Any, block: Factors) -> tuple[Any, None]:
@@ -149,7 +149,7 @@ def test_exact__holds_at_a_long_history():
 
         state, _ = jax.lax.scan(take, trust.init(600, 5), blocks)
         variance = trust.variance(state, jax.tree.map(lambda x: x[600:], rows))
-        return variance, networks.flat_gradients(rows, 40, 16)
+        return variance, ucb.flat_gradients(rows, 40, 16)
 
     variance, flat = run(jax.random.key(0))
     flat = np.asarray(flat, np.float64) / 4.0

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from msb_jax import networks
 from msb_jax.masters import extractors
-from msb_jax.networks import UcbNet
+from msb_jax.networks import ucb
+from msb_jax.networks.ucb import UcbNet
 from msb_jax.types import Quadratic
 from tests.reference import all_sets, multi_hot
 
@@ -29,9 +29,9 @@ def _trained(depth: int, num_arms: int = L, width: int = WIDTH) -> tuple:
     net = UcbNet(num_arms, width, depth)
 
     @jax.jit
-    def draw(key: jax.Array) -> networks.Params:
+    def draw(key: jax.Array) -> ucb.Params:
         start, noise = jax.random.split(key)
-        params = networks.init_params(start, net)
+        params = ucb.init_params(start, net)
         leaves, tree = jax.tree.flatten(params)
         keys = jax.random.split(noise, len(leaves))
         moved = [
@@ -43,7 +43,7 @@ def _trained(depth: int, num_arms: int = L, width: int = WIDTH) -> tuple:
     return net, draw(jax.random.key(0))
 
 
-def _extractor(net: UcbNet, params: networks.Params, **changes) -> tuple:
+def _extractor(net: UcbNet, params: ucb.Params, **changes) -> tuple:
     fields = {"k": K, "sets": jnp.asarray(SETS), "spread": 0.25, "is_literal": False}
     return extractors.NetworkExtractor(net=net, params=params, **(fields | changes))
 
@@ -120,7 +120,7 @@ def test_network_quadratic__follows_the_network_near_the_sets(depth):
     extractor = _extractor(net, params)
     look = jax.jit(
         lambda: (
-            networks.predict(net, params, jnp.asarray(SETS)),
+            ucb.predict(net, params, jnp.asarray(SETS)),
             extractors.network_quadratic(extractor, ARMS),
             extractors.network_marginals(extractor),
         )

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from msb_jax import networks
-from msb_jax.networks import UcbNet
+from msb_jax.networks import ucb
+from msb_jax.networks.ucb import UcbNet
 from tests.reference import multi_hot
 
 L, K = 7, 3
@@ -24,14 +24,14 @@ DENSE = (multi_hot(SETS, L) / np.sqrt(K)).astype(np.float32)
 class Views(NamedTuple):
     """One network seen in every way, at theta_0 or at moved weights."""
 
-    params: networks.Params
+    params: ucb.Params
     by_rows: np.ndarray
     by_vectors: np.ndarray
     by_entered: np.ndarray
     scaled: np.ndarray  # at 2.5 times the vectors
     gradients: np.ndarray  # by autodiff
     flat: np.ndarray  # by factors
-    factors: networks.Factors
+    factors: ucb.Factors
 
 
 @functools.cache
@@ -41,20 +41,20 @@ def _views(width: int, depth: int, *, is_moved: bool) -> Views:
     @jax.jit
     def look(key: jax.Array) -> Views:
         start, noise = jax.random.split(key)
-        flat, unravel = ravel_pytree(networks.init_params(start, net))
+        flat, unravel = ravel_pytree(ucb.init_params(start, net))
         step = 0.3 * jax.random.normal(noise, flat.shape) * is_moved
         params = unravel(flat + step)
         grads = jax.vmap(jax.grad(net.apply), in_axes=(None, 0))(params, SETS)
-        factors = networks.factors(net, params, jnp.asarray(SETS))
-        entered = jnp.asarray(DENSE) @ networks.first_weights(params)
+        factors = ucb.factors(net, params, jnp.asarray(SETS))
+        entered = jnp.asarray(DENSE) @ ucb.first_weights(params)
         return Views(
             params=params,
-            by_rows=networks.predict(net, params, SETS),
-            by_vectors=networks.predict_vectors(net, params, DENSE),
-            by_entered=networks.predict_entered(net, params, entered),
-            scaled=networks.predict_vectors(net, params, 2.5 * DENSE),
+            by_rows=ucb.predict(net, params, SETS),
+            by_vectors=ucb.predict_vectors(net, params, DENSE),
+            by_entered=ucb.predict_entered(net, params, entered),
+            scaled=ucb.predict_vectors(net, params, 2.5 * DENSE),
             gradients=jax.vmap(lambda g: ravel_pytree(g)[0])(grads),
-            flat=networks.flat_gradients(factors, L, width),
+            flat=ucb.flat_gradients(factors, L, width),
             factors=factors,
         )
 
@@ -73,10 +73,10 @@ def test_factors__wide_network_has_gradient_norm_near_depth():
     net = UcbNet(12, 4096, 3)
 
     @jax.jit
-    def parts(key: jax.Array) -> networks.Factors:
-        params = networks.init_params(key, net)
+    def parts(key: jax.Array) -> ucb.Factors:
+        params = ucb.init_params(key, net)
         sets = jnp.arange(12, dtype=jnp.int32).reshape(4, 3)
-        return networks.factors(net, params, sets)
+        return ucb.factors(net, params, sets)
 
     grads = jax.tree.map(np.asarray, parts(jax.random.key(0)))
     below = np.square(grads.activations).sum(axis=2)  # |a_1|^2, |a_2|^2
@@ -88,7 +88,7 @@ def test_factors__wide_network_has_gradient_norm_near_depth():
 @pytest.mark.parametrize(("width", "depth"), [(8, 2), (8, 4), (8, 1)])
 def test_num_parameters__equals_the_ravelled_size(width, depth):
     size = _views(width, depth, is_moved=False).gradients.shape[1]
-    assert size == networks.num_parameters(L, width, depth)
+    assert size == ucb.num_parameters(L, width, depth)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -136,7 +136,7 @@ def test_first_layer__folds_the_doubled_input_isometrically():
 def test_outgoing_weights__are_the_mean_slope_above_the_first_layer(depth):
     views = _views(8, depth, is_moved=True)
     net = UcbNet(L, 8, depth)
-    weights = jax.jit(lambda p, s: networks.outgoing_weights(net, p, s))
+    weights = jax.jit(lambda p, s: ucb.outgoing_weights(net, p, s))
     row = int(np.count_nonzero(views.factors.deltas[:, 0], axis=1).argmax())
     mean = weights(views.params, SETS[row : row + 1])
     # delta_1 is the same slope where the unit is on, and 0 where it is off.
@@ -150,4 +150,4 @@ def test_outgoing_weights__are_the_mean_slope_above_the_first_layer(depth):
 @pytest.mark.parametrize(("width", "depth"), [(3, 2), (0, 2), (4, 0)])
 def test_check_sizes__refuses_what_makes_no_network(width, depth):
     with pytest.raises(ValueError, match="must be"):
-        networks.check_sizes(L, width, depth)
+        ucb.check_sizes(L, width, depth)

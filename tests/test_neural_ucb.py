@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from msb_jax import networks
 from msb_jax.masters.neural_ucb import NeuralUcbConfig, NeuralUcbState, neural_ucb
+from msb_jax.networks import ucb
 from msb_jax.problem import Problem, problem_from_conflicts
 from msb_jax.types import Master
 from tests.reference import multi_hot
@@ -156,8 +156,8 @@ def test_refresh__takes_rows_at_the_weights_they_were_played_with():
     second = master.refresh(jax.random.key(3), state, fit=True)
     old, new = first.confidence.rows, second.confidence.rows
     np.testing.assert_array_equal(old.deltas[:ROWS], new.deltas[:ROWS])
-    net = networks.UcbNet(L, SMALL["width"], 2)
-    grads = jax.jit(lambda params, sets: networks.factors(net, params, sets).deltas)
+    net = ucb.UcbNet(L, SMALL["width"], 2)
+    grads = jax.jit(lambda params, sets: ucb.factors(net, params, sets).deltas)
     start = grads(first.params_0, _rounds(ROWS)[0])
     np.testing.assert_allclose(old.deltas[:ROWS], start, rtol=1e-5)
     played = grads(first.params, sets)
@@ -204,7 +204,7 @@ def test_score__subtracts_conflicts_softly_or_first():
 def test_radius__theory_follows_the_formula():
     state, lam1 = _learned(**LITERAL), LITERAL["lam1"]
     rows = jax.tree.map(lambda x: np.asarray(x)[:ROWS], state.confidence.rows)
-    flat = networks.flat_gradients(rows, L, SMALL["width"])
+    flat = ucb.flat_gradients(rows, L, SMALL["width"])
     seen = np.asarray(flat, np.float64) / np.sqrt(SMALL["width"])
     log_det = np.linalg.slogdet(np.eye(ROWS) + seen @ seen.T / lam1)[1]
     left = 1 - lam1 / (lam1 + 2 * ROWS)  # 1 - eta m lam1

@@ -73,8 +73,7 @@ def _reference(state: NtkUcbState, sets: np.ndarray) -> tuple[np.ndarray, np.nda
         set_kernel.basis_tables(K, CONFIG.depth), float
     )
     rows, others = multi_hot(actions, L), multi_hot(sets, L)
-    weights = np.exp(np.asarray(state.scales.log_weights, float))
-    noise = float(np.exp(state.scales.log_noise)) + CONFIG.min_noise * weights.sum()
+    noise = float(np.exp(state.scales.log_noise) + state.scales.floor)
     mean, scale = float(state.scales.center), float(state.scales.deviation)
     # A flat prior on the constant is the limit of a large variance of it.
     kernel = [
@@ -225,7 +224,7 @@ def test_radius__is_the_root_of_the_information_gained() -> None:
     master = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=1.0, nu=0.5))
     state = absorb_all(jax.random.key(2), _told(ROWS))
     weights = np.exp(np.asarray(state.scales.log_weights, float))
-    noise = float(np.exp(state.scales.log_noise)) + CONFIG.min_noise * weights.sum()
+    noise = float(np.exp(state.scales.log_noise) + state.scales.floor)
     rows = multi_hot(_data()[0], L)
     table = weights @ np.asarray(set_kernel.basis_tables(K, CONFIG.depth), float)
     gram = table[np.rint(rows @ rows.T).astype(int)]
@@ -257,6 +256,7 @@ def test_evidence__gradient_equals_finite_differences() -> None:
     grams = set_kernel.basis_tables(K, 2)[:, counts]
     is_row = jnp.ones((ROWS,)).at[-3:].set(0.0)
     grams = grams * (is_row[:, None] * is_row[None, :])[None]
+    plays = jnp.asarray(rng.integers(1, 9, ROWS), jnp.float32)
     origin = choose_origin(jnp.asarray(rewards), is_row)
 
     def targets(power: jax.Array) -> jax.Array:
@@ -265,7 +265,7 @@ def test_evidence__gradient_equals_finite_differences() -> None:
 
     params = jnp.asarray([*(rng.normal(size=4) - 1.0), 0.7], jnp.float32)
     call = jax.jit(
-        lambda p: evidence.negative_evidence(p, grams, targets, is_row, 1e-3)
+        lambda p: evidence.negative_evidence(p, grams, targets, is_row, plays, 1e-3)
     )
     _, gradient = call(params)
     for i in range(5):
@@ -278,22 +278,89 @@ def test_evidence__gradient_equals_finite_differences() -> None:
         )
 
 
-def test_evidence__looks_at_every_distinct_set_once() -> None:
-    rng = np.random.default_rng(2)
-    sets = np.stack([np.sort(rng.permutation(L)[:K]) for _ in range(250)])
-    distinct = np.unique(sets, axis=0)
-    actions = np.concatenate([distinct, np.repeat(distinct[:1], 50, axis=0)])
-    history = hist.new_history(len(actions), K)._replace(
-        actions=jnp.asarray(actions, jnp.int32), count=jnp.asarray(len(actions))
-    )
+def test_evidence__looks_at_old_rows_and_at_the_newest() -> None:
+    history = hist.new_history(300, K)._replace(count=jnp.asarray(250))
     rows, is_row = evidence.fit_rows(history, 64)
     assert np.asarray(is_row).all()
     assert len(set(np.asarray(rows).tolist())) == 64
-    newest = set(range(len(distinct) - 32, len(distinct)))
-    assert newest <= set(np.asarray(rows).tolist())
+    assert set(range(218, 250)) <= set(np.asarray(rows).tolist())
+    assert min(np.asarray(rows)) == 0
     rows, is_row = evidence.fit_rows(history._replace(count=jnp.asarray(40)), 64)
     assert np.asarray(rows)[:40].tolist() == list(range(40))
     assert np.asarray(is_row).sum() == 40
+
+
+def test_refit__one_row_a_set_leaves_the_posterior_as_it_is() -> None:
+    actions, rewards = _data()
+    rng = np.random.default_rng(3)
+    again = np.concatenate([np.arange(20), rng.integers(0, 5, 30)])
+    noisy = rewards[again] + 0.3 * rng.normal(size=again.size).astype(np.float32)
+    config = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, min_noise=1e-6)
+    master = ntk_ucb(config)
+    state = master.init(jax.random.key(0), _problem())
+    for row, reward in zip(again, noisy, strict=True):
+        played = jnp.asarray(rng.permutation(actions[row]))  # in any order
+        state = master.update(jax.random.key(1), state, played, jnp.asarray(reward))
+    state = jax.jit(functools.partial(master.refresh, fit=True))(
+        jax.random.key(2), state
+    )
+    assert int(state.history.count) == 20
+    assert int(state.history.plays[:20].sum()) == again.size == state.history.rounds
+    sets = np.asarray(_sets(12))
+    belief = jax.jit(master.belief)(state, jnp.asarray(sets))
+    table = np.exp(np.asarray(state.scales.log_weights, float)) @ np.asarray(
+        set_kernel.basis_tables(K, 2), float
+    )
+    rows, others = multi_hot(actions[again], L), multi_hot(sets, L)
+    kernel = [
+        table[np.rint(a @ b.T).astype(int)] + 1e4
+        for a, b in ((rows, rows), (rows, others), (others, others))
+    ]
+    noise = float(np.exp(state.scales.log_noise))
+    # The latent scale is that of the mean reward of a set.
+    latent = np.asarray(to_latent(state.scales.link, state.history.rewards))
+    place = {tuple(sorted(a)): i for i, a in enumerate(actions.tolist())}
+    of_row = [place[tuple(sorted(a))] for a in state.history.actions[:20].tolist()]
+    latent_of = dict(zip(of_row, latent[:20], strict=True))
+    unit, center = float(state.scales.deviation), float(state.scales.center)
+    targets = (np.array([latent_of[row] for row in again]) - center) / unit
+    mean, cov = gaussian_process(*kernel, targets, noise)
+    np.testing.assert_allclose(belief.mean, center + unit * mean, rtol=2e-3)
+    spread = np.abs(cov).max() * unit**2
+    np.testing.assert_allclose(belief.cov, unit**2 * cov, atol=5e-3 * spread)
+
+
+def test_refresh__float32_survives_thousands_of_rounds_around_one_set() -> None:
+    """Hundreds of rounds with one set and its neighbours, and next to no noise."""
+    rng = np.random.default_rng(5)
+    arms, k = 40, 6
+    problem = make_problem(rng.random((arms, 3)), k, metric="ned", num_conflicts=0)
+    config = NtkUcbConfig(block=40, fit_rows=64, fit_steps=5, many_rows=128)
+    master = ntk_ucb(config)
+    refresh = {f: jax.jit(functools.partial(master.refresh, fit=f)) for f in (0, 1)}
+    tell = jax.jit(
+        lambda s, p: jax.lax.scan(
+            lambda s, q: (master.update(jax.random.key(0), s, *q), None), s, p
+        )[0]
+    )
+    theta = rng.random(arms)
+    state = master.grow(master.init(jax.random.key(0), problem), 768)
+    for block in range(60):
+        sets = np.tile(np.arange(k), (40, 1))
+        for row in sets[: 40 if block < 2 else 15]:
+            row[:] = rng.permutation(arms)[:k] if block < 2 else row
+            row[rng.integers(k)] = rng.integers(k, arms) if block >= 2 else row[0]
+        sets = np.array([s if len(set(s)) == k else np.arange(k) for s in sets])
+        rewards = (theta[sets].sum(1) ** 2 + 1e-4 * rng.normal(size=40)) / 10.0
+        pair = (jnp.asarray(sets, jnp.int32), jnp.asarray(rewards, jnp.float32))
+        state = tell(state, pair)
+        state = refresh[int(master.due(state))](jax.random.key(0), state)
+    assert int(state.history.rounds) == 2400
+    assert int(state.history.count) < 700
+    held = np.array([[0, 1, 2, 3, 4, arm] for arm in range(5, arms)])
+    truth = theta[held].sum(1) ** 2 / 10.0
+    score = jax.jit(master.score)(state, jnp.asarray(held, jnp.int32))
+    assert np.abs(np.asarray(score.mean) - truth).max() < 0.05 * truth.std()
 
 
 def test_refit__finds_the_scale_on_which_a_cubic_is_linear() -> None:
@@ -394,8 +461,13 @@ def test_due__asks_for_a_fit_on_a_geometric_schedule() -> None:
     assert MASTER.due(state)
     fitted = REFIT(jax.random.key(2), state)
     assert not MASTER.due(fitted)
-    later = fitted.history._replace(count=jnp.asarray(61), absorbed=jnp.asarray(60))
+    later = fitted.history._replace(rounds=jnp.asarray(61))
     assert MASTER.due(fitted._replace(history=later))
+    late = fitted._replace(
+        fitted_at=jnp.asarray(9_000),
+        history=fitted.history._replace(rounds=jnp.asarray(9_256)),
+    )
+    assert MASTER.due(late)
     # More than one block waits.
     waiting = fitted.history._replace(count=jnp.asarray(ROWS + BLOCK + 1))
     assert MASTER.due(fitted._replace(history=waiting))
@@ -424,6 +496,7 @@ def test_refresh__lowers_for_gpu_and_tpu() -> None:
         ({"constraints": "firm"}, "constraints"),
         ({"block": 0}, "block"),
         ({"min_noise": 0.0}, "min_noise"),
+        ({"fit_rounds": 0}, "fit_rounds"),
     ],
 )
 def test_config__rejects_bad_values_in_a_sentence(change: dict, word: str) -> None:

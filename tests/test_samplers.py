@@ -64,6 +64,11 @@ def _view(problem: Problem, *, is_hard: bool, seed: int = 0) -> View:
             linear=model.linear[None] + noise,
             offset=jnp.zeros((3,)),
         ),
+        pool=elites,
+        pool_origin=jnp.zeros((6,), jnp.int32),
+        played=elites,
+        played_values=values,
+        is_played=jnp.ones((6,), bool),
     )
 
 

@@ -60,6 +60,7 @@ class MasterSlaveConfig:
     lam: float = 5.0  # price of the violation rate
     constraints: str = "soft"  # or "hard"
     num_elites: int = 16  # best distinct sets kept for the samplers
+    length_epoch: int = 100  # last rounds the samplers may look at
     max_arms: int = 320  # arms the quadratic model speaks of
     num_draws: int = 16  # posterior draws of the model made for the samplers
     draw_arms: int = 96  # arms these speak of
@@ -69,11 +70,10 @@ class MasterSlaveConfig:
     def __post_init__(self) -> None:
         if self.n_re < 0:
             raise ValueError(f"n_re must not be negative, got {self.n_re}.")
-        if self.n_es < 1 or self.f_in < 1 or self.num_elites < 1:
-            raise ValueError(
-                "n_es, f_in and num_elites must be positive, got "
-                f"{self.n_es}, {self.f_in} and {self.num_elites}."
-            )
+        for name in ("n_es", "f_in", "num_elites", "length_epoch"):
+            if getattr(self, name) < 1:
+                value = getattr(self, name)
+                raise ValueError(f"{name} must be positive, got {value}.")
         if self.lam < 0:
             raise ValueError(f"lam must not be negative, got {self.lam}.")
         if self.constraints not in ("soft", "hard"):
@@ -91,6 +91,13 @@ class Pool(NamedTuple):
     belief: Belief
 
 
+class Recent(NamedTuple):
+    """The last rounds, in a ring."""
+
+    actions: jax.Array  # [E, K] int32
+    rewards: jax.Array  # [E]; NaN where there was no round yet
+
+
 class MasterSlaveState(NamedTuple):
     """One run of the agent."""
 
@@ -98,6 +105,7 @@ class MasterSlaveState(NamedTuple):
     master: State
     samplers: tuple[State, ...]
     pool: Pool
+    recent: Recent
     radius: jax.Array  # [] of the confidence, at the last refresh
     surprise: jax.Array  # [] running mean of squared standardised errors
     round: jax.Array  # [] int32, actions asked for
@@ -155,6 +163,10 @@ def master_slave(
             master=master.init(stream(key, "master"), problem),
             samplers=sampler_states,
             pool=pool,
+            recent=Recent(
+                actions=jnp.zeros((config.length_epoch, problem.k), jnp.int32),
+                rewards=jnp.full((config.length_epoch,), jnp.nan),
+            ),
             radius=jnp.zeros(()),
             surprise=jnp.ones(()),
             round=jnp.zeros((), jnp.int32),
@@ -195,8 +207,14 @@ def master_slave(
         pool = state.pool
         same = jnp.all(pool.actions == jnp.sort(action)[None, :], axis=1)
         same &= jnp.isfinite(reward)
+        recent = state.recent
+        place = state.master.history.rounds % config.length_epoch
         return state._replace(
             master=master.update(key, state.master, action, reward),
+            recent=Recent(
+                actions=recent.actions.at[place].set(jnp.sort(action)),
+                rewards=recent.rewards.at[place].set(reward),
+            ),
             pool=pool._replace(belief=condition(pool.belief, same, reward)),
             surprise=observe(state.surprise, pool.belief, same, reward),
         )
@@ -239,6 +257,10 @@ def master_slave(
         draws = master.draws(key, state.master, arms[places], config.num_draws)
         if not is_hard:
             model = penalise(model, part, soft_price)
+        recent = state.recent
+        is_played = jnp.isfinite(recent.rewards)
+        is_empty = state.pool.actions[0, 0] < 0
+        candidates = jnp.resize(elites, state.pool.actions.shape)
         return View(
             problem=problem,
             round=state.round,
@@ -251,6 +273,11 @@ def master_slave(
             elite_values=values,
             draw_places=places,
             draws=draws,
+            pool=jnp.where(is_empty, candidates, state.pool.actions),
+            pool_origin=jnp.where(is_empty, -1, state.pool.origin),
+            played=recent.actions,
+            played_values=to_latent(link, jnp.where(is_played, recent.rewards, 0.0)),
+            is_played=is_played,
         )
 
     def best_played(
@@ -284,6 +311,7 @@ def master_slave(
                 request=requests[i],
                 answer=answers[i],
                 peers=jnp.concatenate(proposals) if sampler.is_second_stage else None,
+                origin=i,
             )
             update_key = stream(key, f"{sampler.name}/update")
             new_states[i] = sampler.update(update_key, states[i], context)
@@ -316,14 +344,16 @@ def master_slave(
     run_judge = map_seeds(judge, in_turn=True)
 
     def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
-        count = int(np.max(np.asarray(state.master.history.count)))
-        capacity = state.master.history.rewards.shape[-1]
+        history = state.master.history
+        count = int(np.max(np.asarray(history.count)))
+        rounds = int(np.max(np.asarray(history.rounds)))
+        capacity = history.rewards.shape[-1]
         if count > capacity:
             raise ValueError(
-                f"{count} rounds were told but there was room for {capacity}: call "
+                f"{rounds} rounds were told but there was room for {capacity}: call "
                 f"refresh at least every {slack} rounds."
             )
-        warm_up = config.n_re - count
+        warm_up = config.n_re - rounds
         if count + slack > capacity:
             # The whole warm-up at once: a larger history costs nothing before it ends.
             ahead = max(slack, min(warm_up + slack, 4096))

@@ -9,7 +9,7 @@ at x by the radius times sqrt(g'Z^{-1}g / m). With Z_0 = lam1 I and k(x, x') =
 
 K the Gram matrix of the played rounds. Three kinds behind one interface:
 
-* "exact"     this form. Gradients stay factored (`networks.Factors`), each at the
+* "exact"     this form. Gradients stay factored (`ucb.Factors`), each at the
               weights of its own round; K costs inner products of m numbers, and the
               Cholesky factor of lam1 I + K grows by a block of rows at a time;
 * "diagonal"  Z replaced by its diagonal: the usual short cut, kept for comparison;
@@ -40,7 +40,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 
 from msb_jax.masters.set_kernel import overlaps
-from msb_jax.networks import Factors, first_deltas, flat_gradients, num_parameters
+from msb_jax.networks.ucb import Factors, first_deltas, flat_gradients, num_parameters
 
 KINDS = ("exact", "diagonal", "full")
 MAX_FULL_PARAMETERS = 20_000

@@ -32,20 +32,20 @@ from msb_jax.masters.set_kernel import overlaps
 PRIOR_MEAN = (0.0, 0.0, -1.0, -3.0, 1.0)
 PRIOR_DEVIATION = (3.0, 3.0, 3.0, 3.0, 0.2)
 LEARNING_RATE = 0.15
+# More rounds of one set than this do not make its mean surer: float32 could not tell.
+MAX_PLAYS = 30.0
 
 
 def fit_rows(history: hist.History, num_rows: int) -> tuple[jax.Array, jax.Array]:
-    """Choose distinct sets to look at: half spread over the past, half the latest.
+    """Choose rows to look at: half spread over the past, half the latest.
 
-    A set played again says nothing new of the function but, with the noise held above
-    its floor, hundreds of copies would outvote everything else.
+    The rows must be distinct sets (`history.merge`): with the noise held above its
+    floor, hundreds of copies of one set would outvote everything else.
 
     Returns:
         int32[num_rows] row numbers and float32[num_rows] which of them are real.
     """
-    is_new = hist.is_first(history) & (hist.valid_rows(history, history.count) > 0)
-    order = jnp.argsort(~is_new, stable=True)  # distinct sets first, oldest first
-    count = jnp.sum(is_new)
+    count = history.count
     half = num_rows // 2
     position = jnp.arange(num_rows)
     spread = position * jnp.maximum(count - half, 0) // max(num_rows - half, 1)
@@ -53,14 +53,15 @@ def fit_rows(history: hist.History, num_rows: int) -> tuple[jax.Array, jax.Array
     chosen = jnp.where(position < num_rows - half, spread, latest)
     chosen = jnp.where(count <= num_rows, position, chosen)
     is_row = (chosen < count).astype(jnp.float32)
-    return order[jnp.minimum(chosen, order.shape[0] - 1)], is_row
+    return jnp.clip(chosen, 0, history.rewards.shape[0] - 1), is_row
 
 
-def noise_floor(weights: jax.Array, min_noise: float) -> jax.Array:
-    """The least noise variance: a share of the kernel's own variance.
+def noise_floor(weights: jax.Array, min_noise: jax.Array | float) -> jax.Array:
+    """The least noise variance of a round: a share of the kernel's own variance.
 
-    In float32 a pivot of the Cholesky factor carries an error of some 1e-6 of the
-    kernel's variance; noise below a few hundred times that cannot be resolved.
+    In float32 a pivot of the Cholesky factor carries an error of some 1e-7 of the
+    largest eigenvalue, which is the kernel's variance times the rows that are alike;
+    noise below that cannot be resolved.
     """
     return min_noise * jnp.sum(weights)
 
@@ -69,10 +70,17 @@ class Scales(NamedTuple):
     """What the likelihood chooses."""
 
     log_weights: jax.Array  # [3] of the kernel terms, in units of deviation^2
-    log_noise: jax.Array  # []
+    log_noise: jax.Array  # [] of one round
+    floor: jax.Array  # [] added to the noise
     link: Link
     center: jax.Array  # [] of the latent values
     deviation: jax.Array  # [] their unit
+
+
+def row_noise(scales: Scales, plays: jax.Array) -> jax.Array:
+    """Noise variance of mean rewards over so many rounds, floor included."""
+    total = jnp.exp(scales.log_noise) + scales.floor
+    return total / jnp.minimum(plays, MAX_PLAYS)
 
 
 def start_scales() -> Scales:
@@ -80,6 +88,7 @@ def start_scales() -> Scales:
     return Scales(
         log_weights=jnp.array([0.0, -1.0, -2.0]),
         log_noise=jnp.array(-2.0),
+        floor=jnp.array(1e-2),
         link=identity_link(),
         center=jnp.zeros(()),
         deviation=jnp.ones(()),
@@ -91,7 +100,8 @@ def negative_evidence(
     grams: jax.Array,
     targets: Callable[[jax.Array], jax.Array],
     is_row: jax.Array,
-    min_noise: float,
+    plays: jax.Array,
+    min_noise: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log restricted likelihood and its gradient.
 
@@ -100,11 +110,13 @@ def negative_evidence(
         grams: [3, n, n] the kernel terms.
         targets: power -> [n] latent rewards, 0 where there is no row.
         is_row: [n].
+        plays: [n] rounds of a row.
         min_noise: see `noise_floor`.
     """
     scales, power = jnp.exp(params[:4]), params[4]
     gram = jnp.einsum("i,inm->nm", scales[:-1], grams)
-    noise = scales[-1] + noise_floor(scales[:-1], min_noise)
+    plays = jnp.minimum(plays, MAX_PLAYS)
+    noise = (scales[-1] + noise_floor(scales[:-1], min_noise)) / plays
     diagonal = jnp.where(is_row > 0, noise, 1.0)
     factor = jnp.linalg.cholesky(gram + jnp.diag(diagonal))
     root = solve_triangular(factor, jnp.eye(is_row.shape[0]), lower=True)
@@ -123,7 +135,7 @@ def negative_evidence(
     value += 0.5 * jnp.log(level)
     # d/dw = (tr(P T) - a'Ta) / 2, and every weight also lifts the noise floor.
     slack = projected - alpha[:, None] * alpha[None, :]
-    noise_slope = 0.5 * jnp.sum(jnp.diagonal(slack) * is_row)
+    noise_slope = 0.5 * jnp.sum(jnp.diagonal(slack) * is_row / plays)
     slopes = 0.5 * jnp.einsum("nm,inm->i", slack, grams) + min_noise * noise_slope
     gradient = jnp.concatenate([slopes, noise_slope[None]]) * scales
     gradient = jnp.concatenate([gradient, power_slope[None]])
@@ -140,13 +152,13 @@ def fit_scales(
     *,
     num_rows: int,
     num_steps: int,
-    min_noise: float,
+    min_noise: jax.Array,
     fit_power: bool,
 ) -> Scales:
     """Fit weights, noise and power, from the given start.
 
     Args:
-        history: all rounds; at most `num_rows` of them are looked at.
+        history: merged rounds; at most `num_rows` rows are looked at.
         tables: [3, K+1] kernel terms over the overlaps.
         num_arms: L.
         start: of the last fit.
@@ -157,6 +169,7 @@ def fit_scales(
     num_rows = min(num_rows, history.rewards.shape[0])
     rows, is_row = fit_rows(history, num_rows)
     actions, rewards = history.actions[rows], history.rewards[rows]
+    plays = history.plays[rows]
     counts = overlaps(actions, actions, num_arms)
     grams = tables[:, counts] * (is_row[:, None] * is_row[None, :])[None]
     every = hist.valid_rows(history, history.count)
@@ -185,7 +198,9 @@ def fit_scales(
     ) -> tuple[tuple[jax.Array, optax.OptState], None]:
         del nothing
         params, optimizer_state = carry
-        _, gradient = negative_evidence(params, grams, targets, is_row, min_noise)
+        _, gradient = negative_evidence(
+            params, grams, targets, is_row, plays, min_noise
+        )
         # A factorisation that failed in float32 must not poison the weights.
         gradient = jnp.where(jnp.isfinite(gradient), gradient, 0.0)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state)
@@ -200,6 +215,7 @@ def fit_scales(
     return Scales(
         log_weights=params[:3],
         log_noise=params[3],
+        floor=noise_floor(jnp.exp(params[:3]), min_noise),
         link=link,
         center=latent_center,
         deviation=deviation,

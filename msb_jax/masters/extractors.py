@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
-from msb_jax import networks
+from msb_jax.networks import ucb
 from msb_jax.types import Quadratic
 
 _ROOT = math.sqrt(2.0)
@@ -147,8 +147,8 @@ def smooth_quadratic(
 class NetworkExtractor(NamedTuple):
     """A trained network and how it is to be read."""
 
-    net: networks.UcbNet
-    params: networks.Params
+    net: ucb.UcbNet
+    params: ucb.Params
     k: int  # arms in an action
     sets: jax.Array  # [E, K] int32, around which the least-squares model fits
     spread: float  # of `fit_units`
@@ -161,12 +161,12 @@ def network_marginals(extractor: NetworkExtractor) -> jax.Array:
     The paper's b_i = f(e_i), or what an arm adds to a set near the given ones.
     """
     net, params = extractor.net, extractor.params
-    rows = networks.first_weights(params)  # [L, m]
+    rows = ucb.first_weights(params)  # [L, m]
     if extractor.is_literal:
-        return networks.predict_entered(net, params, rows)
+        return ucb.predict_entered(net, params, rows)
     if net.depth == 1:
         return math.sqrt(net.width / extractor.k) * rows[:, 0]
-    outgoing = networks.outgoing_weights(net, params, extractor.sets)
+    outgoing = ucb.outgoing_weights(net, params, extractor.sets)
     fit = fit_units(rows, extractor.sets, extractor.spread)
     return rows @ (outgoing * fit.slope) / math.sqrt(extractor.k)
 
@@ -174,15 +174,15 @@ def network_marginals(extractor: NetworkExtractor) -> jax.Array:
 def network_quadratic(extractor: NetworkExtractor, arms: jax.Array) -> Quadratic:
     """Return the second-order model of the network on sets within arms int32[A]."""
     net, params, k = extractor.net, extractor.params, extractor.k
-    rows = networks.first_weights(params)  # [L, m]
+    rows = ucb.first_weights(params)  # [L, m]
     local = rows[arms]  # [A, m]
     if extractor.is_literal:
 
         def pairs_with(row: jax.Array) -> jax.Array:
             entered = (local + row[None, :]) / _ROOT
-            return networks.predict_entered(net, params, entered)
+            return ucb.predict_entered(net, params, entered)
 
-        single = networks.predict_entered(net, params, local)
+        single = ucb.predict_entered(net, params, local)
         pairs = jax.lax.map(pairs_with, local)
         return quadratic_from_values(single, pairs, jnp.zeros(()), k)
     if net.depth == 1:
@@ -191,7 +191,7 @@ def network_quadratic(extractor: NetworkExtractor, arms: jax.Array) -> Quadratic
             linear=math.sqrt(net.width / k) * local[:, 0],
             offset=jnp.zeros(()),
         )
-    outgoing = networks.outgoing_weights(net, params, extractor.sets)
+    outgoing = ucb.outgoing_weights(net, params, extractor.sets)
     fit = fit_units(rows, extractor.sets, extractor.spread)
     model = smooth_quadratic(fit, local, outgoing, k)
     if net.depth == 2:
@@ -199,5 +199,5 @@ def network_quadratic(extractor: NetworkExtractor, arms: jax.Array) -> Quadratic
     # Layers above were taken for linear: shift the model to their value on the sets.
     inputs = rows[extractor.sets].sum(axis=1) / math.sqrt(k)  # [E, m]
     average = outgoing @ (fit.level + fit.curve * inputs.var(axis=0))
-    true = networks.predict(net, params, extractor.sets).mean()
+    true = ucb.predict(net, params, extractor.sets).mean()
     return model._replace(offset=model.offset + true - average)

@@ -1,8 +1,9 @@
 """The rounds a master has seen, in arrays of fixed capacity.
 
 Rows [0, absorbed) are inside the master's linear algebra, rows [absorbed, count)
-were appended since the last refresh. The capacity is raised on the host between
-refreshes (`grow`): every size compiles once, and nothing is ever overwritten.
+were appended since the last refresh. A round is a row at first; `merge` makes one row
+of all rounds that played the same set, with their mean reward and their number. The
+capacity is raised on the host between refreshes (`grow`): every size compiles once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ class History(NamedTuple):
     """Played actions and their rewards."""
 
     actions: jax.Array  # [C, K] int32, rows >= count hold arm 0
-    rewards: jax.Array  # [C] float32, 0 beyond count
-    count: jax.Array  # type: ignore[assignment]  # [] int32; hides tuple.count
-    absorbed: jax.Array  # [] int32
+    rewards: jax.Array  # [C] float32, mean of the row's rounds; 0 beyond count
+    plays: jax.Array  # [C] float32, rounds of the row; 1 beyond count
+    count: jax.Array  # type: ignore[assignment]  # [] int32 rows; hides tuple.count
+    absorbed: jax.Array  # [] int32 rows
+    rounds: jax.Array  # [] int32, rounds told
 
 
 def new_history(capacity: int, k: int) -> History:
@@ -30,8 +33,10 @@ def new_history(capacity: int, k: int) -> History:
     return History(
         actions=jnp.zeros((capacity, k), jnp.int32),
         rewards=jnp.zeros((capacity,), jnp.float32),
+        plays=jnp.ones((capacity,), jnp.float32),
         count=jnp.zeros((), jnp.int32),
         absorbed=jnp.zeros((), jnp.int32),
+        rounds=jnp.zeros((), jnp.int32),
     )
 
 
@@ -47,6 +52,7 @@ def append(history: History, action: jax.Array, reward: jax.Array) -> History:
         actions=history.actions.at[row].set(action.astype(jnp.int32), mode="drop"),
         rewards=history.rewards.at[row].set(reward, mode="drop"),
         count=history.count + is_number.astype(jnp.int32),
+        rounds=history.rounds + is_number.astype(jnp.int32),
     )
 
 
@@ -68,17 +74,58 @@ def masked_moments(values: jax.Array, is_row: jax.Array) -> tuple[jax.Array, jax
     return mean, jnp.where(deviation > MIN_DEVIATION, deviation, 1.0)
 
 
+def leaders(history: History) -> jax.Array:
+    """For every row, the first row that holds the same set: int32[C].
+
+    A row that is not real leads itself.
+    """
+    size = history.rewards.shape[0]
+    rows = jnp.arange(size, dtype=jnp.int32)
+    is_row = rows < history.count
+    # Two sums of one random 32-bit number an arm identify a set whatever its order.
+    codes = [_codes(history.actions, salt) for salt in (1, 0x9E3779B9)]
+    codes.append(jnp.where(is_row, 0, rows + 1).astype(jnp.uint32))
+    order = jnp.lexsort(codes)
+    ordered = jnp.stack(codes)[:, order]
+    is_new = jnp.any(ordered[:, 1:] != ordered[:, :-1], axis=0)
+    group = jnp.cumsum(jnp.pad(is_new, (1, 0)).astype(jnp.int32))
+    first = jnp.full((size,), size, jnp.int32).at[group].min(order.astype(jnp.int32))
+    return rows.at[order].set(first[group])
+
+
 def is_first(history: History) -> jax.Array:
     """Mark the first row of every distinct set of the history: bool[C]."""
-    # A sum of one random 32-bit number an arm identifies a set whatever its order.
-    mixed = history.actions.astype(jnp.uint32) + jnp.uint32(1)
+    return leaders(history) == jnp.arange(history.rewards.shape[0])
+
+
+def merge(history: History) -> History:
+    """Make one row of all rows with the same set, in the order of the first ones."""
+    size = history.rewards.shape[0]
+    leader = leaders(history)
+    is_row = jnp.arange(size) < history.count
+    is_kept = is_row & (leader == jnp.arange(size))
+    place = jnp.cumsum(is_kept.astype(jnp.int32)) - 1
+    target = jnp.where(is_row, place[leader], size)
+    own = jnp.where(is_kept, place, size)
+    plays = jnp.zeros((size,)).at[target].add(history.plays, mode="drop")
+    total = jnp.zeros((size,))
+    total = total.at[target].add(history.plays * history.rewards, mode="drop")
+    actions = jnp.zeros_like(history.actions)
+    return history._replace(
+        actions=actions.at[own].set(history.actions, mode="drop"),
+        rewards=jnp.where(plays > 0, total / jnp.where(plays > 0, plays, 1.0), 0.0),
+        plays=jnp.where(plays > 0, plays, 1.0),
+        count=jnp.sum(is_kept, dtype=jnp.int32),
+        absorbed=jnp.zeros((), jnp.int32),
+    )
+
+
+def _codes(actions: jax.Array, salt: int) -> jax.Array:
+    """Hash sets [C, K] to numbers that do not depend on the order: uint32[C]."""
+    mixed = actions.astype(jnp.uint32) + jnp.uint32(salt)
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(multiplier)
-    code = jnp.sum(mixed ^ (mixed >> 16), axis=1, dtype=jnp.uint32)
-    order = jnp.argsort(code, stable=True)
-    ordered = code[order]
-    is_new = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros(code.shape, bool).at[order].set(is_new)
+    return jnp.sum(mixed ^ (mixed >> 16), axis=1, dtype=jnp.uint32)
 
 
 def grow(history: History, capacity: int) -> History:
@@ -89,6 +136,7 @@ def grow(history: History, capacity: int) -> History:
     return history._replace(
         actions=jnp.pad(history.actions, ((0, extra), (0, 0))),
         rewards=jnp.pad(history.rewards, (0, extra)),
+        plays=jnp.pad(history.plays, (0, extra), constant_values=1.0),
     )
 
 

@@ -1,7 +1,7 @@
 """NeuralUCB: the paper's master, a trained network with gradient confidence.
 
 Every set S is judged by U(S) = h'(S; theta) + gamma sqrt(g'Z^{-1}g / m), with h' a
-bias-free ReLU network (`networks.UcbNet`), g its gradient in the parameters and Z
+bias-free ReLU network (`ucb.UcbNet`), g its gradient in the parameters and Z
 the sum of g g' / m over the rounds played (paper, "Master model" and appendix
 "Details of master model"; Zhou, Li and Gu 2020; ALGORITHMS 1.1).
 
@@ -42,13 +42,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from msb_jax import networks
 from msb_jax.link import Link, identity_link
 from msb_jax.masters import extractors, training
 from msb_jax.masters import history as hist
 from msb_jax.masters import ridge as linear
 from msb_jax.masters.confidence import KINDS, MIN_RIDGE, Confidence, confidence
 from msb_jax.masters.scoring import check_constraints, total_score
+from msb_jax.networks import ucb
 from msb_jax.problem import Problem, random_sets, violated_pairs, violation_rate
 from msb_jax.rng import stream
 from msb_jax.types import Belief, Key, Master, Quadratic, Score
@@ -89,7 +89,7 @@ class NeuralUcbConfig:
     block: int = 20  # rounds absorbed at once
 
     def __post_init__(self) -> None:
-        networks.check_sizes(1, self.width, self.depth)
+        ucb.check_sizes(1, self.width, self.depth)
         check_constraints(self.constraints, self.lam)
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -153,7 +153,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
     optimizer = optax.adam(config.learning_rate or ADAM_RATE)
 
     def init(key: Key, problem: Problem) -> NeuralUcbState:
-        params = networks.init_params(stream(key, "params"), _network(config, problem))
+        params = ucb.init_params(stream(key, "params"), _network(config, problem))
         trust = _confidence(config, problem)
         return NeuralUcbState(
             problem=problem,
@@ -227,9 +227,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
                 fitted_at=history.absorbed if fit else state.fitted_at,
             )
         task = training.Task(
-            predict=functools.partial(
-                networks.predict, _network(config, state.problem)
-            ),
+            predict=functools.partial(ucb.predict, _network(config, state.problem)),
             actions=history.actions,
             targets=(targets - linear.predict(state.ridge, history.actions)) * is_row,
             num_rows=history.absorbed,
@@ -273,11 +271,11 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
     def network(state: NeuralUcbState, actions: jax.Array) -> jax.Array:
         """Evaluate the network, in standardised units: [N]."""
         net = _network(config, state.problem)
-        return networks.predict(net, state.params, actions)
+        return ucb.predict(net, state.params, actions)
 
-    def gradients(state: NeuralUcbState, actions: jax.Array) -> networks.Factors:
+    def gradients(state: NeuralUcbState, actions: jax.Array) -> ucb.Factors:
         net = _network(config, state.problem)
-        return networks.factors(net, state.params, actions)
+        return ucb.factors(net, state.params, actions)
 
     def weight(state: NeuralUcbState) -> jax.Array:
         """Return what a unit of the network's output is worth in rewards: []."""
@@ -391,8 +389,8 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
     )
 
 
-def _network(config: NeuralUcbConfig, problem: Problem) -> networks.UcbNet:
-    return networks.UcbNet(problem.num_arms, config.width, config.depth)
+def _network(config: NeuralUcbConfig, problem: Problem) -> ucb.UcbNet:
+    return ucb.UcbNet(problem.num_arms, config.width, config.depth)
 
 
 def _confidence(config: NeuralUcbConfig, problem: Problem) -> Confidence:

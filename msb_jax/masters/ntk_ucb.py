@@ -18,6 +18,8 @@ Differs from the paper:
   of rounds; the constant is estimated by generalised least squares;
 * rewards are standardised (I-9), on a monotone scale (`link`) whose power the
   likelihood chooses: a cubic of a linear function is linear on its cube-root scale;
+* rounds that played the same set are one row, with their mean reward and a noise
+  divided by their number: the same posterior, from far fewer rows;
 * the inverse of the Cholesky factor is kept: solves are then matrix products, which
   run at full speed on every kind of device;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
@@ -41,7 +43,7 @@ from msb_jax.masters import history as hist
 from msb_jax.masters.evidence import (
     Scales,
     fit_scales,
-    noise_floor,
+    row_noise,
     start_scales,
 )
 from msb_jax.masters.scoring import total_score
@@ -65,9 +67,11 @@ class NtkUcbConfig:
     block: int = 20  # rows absorbed at once
     fit_rows: int = 512  # rows the marginal likelihood looks at
     fit_steps: int = 30
-    fit_growth: float = 1.2  # refit when the history has grown by this factor
+    fit_growth: float = 1.2  # refit when the rounds have grown by this factor
+    fit_rounds: int = 256  # or by so many
     fit_power: bool = True  # False: model the reward itself
-    min_noise: float = 1e-3  # share of the kernel's variance; keeps float32 safe
+    min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
+    many_rows: int = 1024  # beyond these the share grows with the rows
 
     def __post_init__(self) -> None:
         if self.depth < 2:
@@ -85,6 +89,11 @@ class NtkUcbConfig:
                 "block must be >= 1, fit_rows >= 8 and fit_growth > 1, got "
                 f"{self.block}, {self.fit_rows} and {self.fit_growth}."
             )
+        if self.fit_rounds < 1 or self.many_rows < 1:
+            raise ValueError(
+                "fit_rounds and many_rows must be positive, got "
+                f"{self.fit_rounds} and {self.many_rows}."
+            )
         if not 0 < self.min_noise < 1:
             raise ValueError(f"min_noise must be in (0, 1), got {self.min_noise}.")
 
@@ -97,7 +106,7 @@ class NtkUcbState(NamedTuple):
     root: jax.Array  # [C, C] inverse Cholesky factor of K + noise; identity beyond
     whitened: jax.Array  # [C, 2] root times (standardised latent rewards, ones)
     scales: Scales
-    fitted_at: jax.Array  # [] int32, rows at the last fit of the weights
+    fitted_at: jax.Array  # [] int32, rounds told at the last fit of the weights
 
 
 def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
@@ -106,10 +115,14 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def kernel(state: NtkUcbState, counts: jax.Array) -> jax.Array:
         return _table(state, config)[counts]
 
-    def noise(state: NtkUcbState) -> jax.Array:
-        weights = jnp.exp(state.scales.log_weights)
-        floor = noise_floor(weights, config.min_noise)
-        return jnp.exp(state.scales.log_noise) + floor
+    def diagonal(state: NtkUcbState, is_row: jax.Array) -> jax.Array:
+        """Noise of the rows of the history, 1 where there is none: [C]."""
+        noise = row_noise(state.scales, state.history.plays)
+        return jnp.where(is_row > 0, noise, 1.0)
+
+    def fresh_noise(state: NtkUcbState) -> jax.Array:
+        """Noise of one round: []."""
+        return row_noise(state.scales, jnp.ones(()))
 
     def standardised(state: NtkUcbState, rewards: jax.Array) -> jax.Array:
         scales = state.scales
@@ -154,8 +167,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         v = cross(state, rows) * is_new[None, :]  # [C, block]
         gram = kernel(state, overlaps(rows, rows, state.problem.num_arms))
         gram = gram * is_new[:, None] * is_new[None, :]
-        diagonal = jnp.where(is_new > 0, noise(state), 1.0)
-        complement = lift(gram - v.T @ v + jnp.diag(diagonal), jnp.min(diagonal))
+        noise = jnp.where(is_new > 0, fresh_noise(state), 1.0)
+        complement = lift(gram - v.T @ v + jnp.diag(noise), jnp.min(noise))
         corner = jnp.linalg.cholesky(complement)
         inverse = solve_triangular(corner, jnp.eye(size), lower=True)
         lines = -inverse @ (v.T @ state.root)
@@ -172,8 +185,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         )
 
     def refit(state: NtkUcbState) -> NtkUcbState:
-        """Choose the weights by marginal likelihood and factorise afresh."""
-        history = state.history
+        """Merge the rounds, choose the weights by likelihood and factorise afresh."""
+        history = hist.merge(state.history)
+        crowd = jnp.maximum(1.0, history.count / config.many_rows)
         scales = fit_scales(
             history,
             basis_tables(state.problem.k, config.depth),
@@ -181,23 +195,25 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             state.scales,
             num_rows=config.fit_rows,
             num_steps=config.fit_steps,
-            min_noise=config.min_noise,
+            min_noise=config.min_noise * crowd,
             fit_power=config.fit_power,
         )
-        state = state._replace(scales=scales, fitted_at=history.count)
+        state = state._replace(
+            history=history._replace(absorbed=history.count),
+            scales=scales,
+            fitted_at=history.rounds,
+        )
         is_row = hist.valid_rows(history, history.count)
         counts = overlaps(history.actions, history.actions, state.problem.num_arms)
         gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
 
         def invert(state: NtkUcbState) -> NtkUcbState:
-            diagonal = jnp.diag(jnp.where(is_row > 0, noise(state), 1.0))
-            return state._replace(
-                root=invert_lower(jnp.linalg.cholesky(gram + diagonal))
-            )
+            full = gram + jnp.diag(diagonal(state, is_row))
+            return state._replace(root=invert_lower(jnp.linalg.cholesky(full)))
 
         def with_more_noise(state: NtkUcbState) -> NtkUcbState:
             """What float32 could not factorise is taken for noise."""
-            more = state.scales._replace(log_noise=jnp.log(30.0 * noise(state)))
+            more = state.scales._replace(floor=30.0 * state.scales.floor)
             return invert(state._replace(scales=more))
 
         state = invert(state)
@@ -205,10 +221,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         state = jax.lax.cond(is_sound, lambda s: s, with_more_noise, state)
         rewards = standardised(state, history.rewards)
         targets = jnp.stack([rewards * is_row, is_row], axis=1)
-        return state._replace(
-            whitened=state.root @ targets,
-            history=history._replace(absorbed=history.count),
-        )
+        return state._replace(whitened=state.root @ targets)
 
     def refresh(key: Key, state: NtkUcbState, *, fit: bool = False) -> NtkUcbState:
         """Learn the next `block` pending rounds, or with `fit` all that there are."""
@@ -218,11 +231,11 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def due(state: NtkUcbState) -> bool:
         """Ask for a fit on a geometric schedule, and when more than a block waits."""
         history = jax.tree.map(np.asarray, state.history)
-        count, last = int(history.count.max()), int(np.min(state.fitted_at))
+        rounds, last = int(history.rounds.max()), int(np.min(state.fitted_at))
         waiting = int(np.max(history.count - history.absorbed))
         is_sound = bool(np.isfinite(np.asarray(state.whitened)).all())
-        is_late = waiting > config.block or 0 < count >= config.fit_growth * last
-        return is_late or not is_sound
+        is_late = waiting > config.block or 0 < rounds >= config.fit_growth * last
+        return is_late or rounds - last >= config.fit_rounds or not is_sound
 
     def solution(state: NtkUcbState, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Take the least-squares constant out of whitened columns [C, N].
@@ -267,7 +280,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         return Belief(
             mean=constant + deviation * (v.T @ residual),
             cov=scale * cov,
-            noise=scale * noise(state),
+            noise=scale * fresh_noise(state),
             link=state.scales.link,
         )
 
@@ -280,8 +293,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         and narrow where noise drowns what could be learned.
         """
         pivots = -jnp.log(jnp.diagonal(state.root))
-        rows = state.history.absorbed.astype(jnp.float32)
-        log_det = 2.0 * jnp.sum(pivots) - rows * jnp.log(noise(state))
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        log_det = jnp.sum(2.0 * pivots - jnp.log(diagonal(state, is_row)))
         return config.radius + config.nu * jnp.sqrt(jnp.maximum(log_det, 0.0))
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
@@ -304,7 +317,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         """Posterior mean at every absorbed row: z - s alpha, no kernel needed."""
         alpha, _, deviation = coefficients(state)
         latent = to_latent(state.scales.link, state.history.rewards)
-        return to_reward(state.scales.link, latent - deviation * noise(state) * alpha)
+        pull = row_noise(state.scales, state.history.plays) * alpha
+        return to_reward(state.scales.link, latent - deviation * pull)
 
     def sums_by_arm(state: NtkUcbState, alpha: jax.Array) -> jax.Array:
         """X' alpha: [L]."""
@@ -355,7 +369,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         pair = 0.5 * (pair + pair.transpose(0, 2, 1))
         prior = jax.vmap(lambda q: jnp.sum((rows @ q) * rows, axis=1))(pair)
         prior += linear @ rows.T  # [n, C]
-        prior += jnp.sqrt(noise(state)) * jax.random.normal(noise_key, (n, capacity))
+        noise = jnp.sqrt(row_noise(state.scales, state.history.plays))
+        prior += noise[None, :] * jax.random.normal(noise_key, (n, capacity))
         residual, constant, deviation = target(state)
         inner, level = solution(state, state.root @ (prior * is_row[None, :]).T)
         alpha = unwhiten(state, residual[None, :] - inner.T)  # [n, C]

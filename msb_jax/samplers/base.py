@@ -33,6 +33,11 @@ class View(NamedTuple):
     elite_values: jax.Array  # [E] their expected reward less price, best first
     draw_places: jax.Array  # [A'] int32, sorted: the places in `arms` of `draws`
     draws: Quadratic  # [R, ...] posterior draws of the model, on those arms
+    pool: jax.Array  # [N, K] int32, what all samplers proposed last time
+    pool_origin: jax.Array  # [N] int32, who; -1 before the first proposals
+    played: jax.Array  # [E', K] int32, the last rounds, in no order
+    played_values: jax.Array  # [E'] their rewards on the scale of the model
+    is_played: jax.Array  # [E'] bool, False where there was no round yet
 
 
 class Context(NamedTuple):
@@ -42,6 +47,7 @@ class Context(NamedTuple):
     request: Any = None  # what this sampler asked of the host
     answer: Any = None  # what its `solve` answered
     peers: jax.Array | None = None  # [N, K] what other samplers propose now
+    origin: int = 0  # this sampler's number in `view.pool_origin`
 
 
 class Sampler(NamedTuple):
@@ -55,6 +61,8 @@ class Sampler(NamedTuple):
     request: Callable[[Key, State, View], Any] | None = None
     solve: Callable[[Any, Any], Any] | None = None
     is_second_stage: bool = False  # proposes after, and from, the others
+    # Steps of cross-entropy of its real-valued output towards a set int32[K].
+    imitate: Callable[[Key, State, Context, jax.Array], State] | None = None
 
 
 def no_state(key: Key, problem: Problem) -> tuple[()]:
@@ -135,18 +143,28 @@ def _legal_problem(view: View) -> Problem:
 
 
 def value_of(view: View, actions: jax.Array) -> jax.Array:
-    """Value of sets [N, K] under the view's quadratic model: [N].
+    """Value of sets [N, K] under the view's model, less the price of conflicts: [N].
 
-    Arms outside `view.arms` count as worth nothing beside the others.
+    With hard constraints the model has no price. Arms outside `view.arms` count as
+    worth nothing beside the others.
     """
+    return _evaluate(view, view.model, actions)
+
+
+def reward_of(view: View, actions: jax.Array) -> jax.Array:
+    """Expected reward of sets [N, K], whatever they violate: [N]."""
+    return _evaluate(view, unpriced(view), actions)
+
+
+def _evaluate(view: View, model: Quadratic, actions: jax.Array) -> jax.Array:
     size = view.arms.shape[0]
     place = jnp.full((view.problem.num_arms,), size, jnp.int32)
     place = place.at[view.arms].set(jnp.arange(size, dtype=jnp.int32))
-    pair = jnp.pad(view.model.pair, ((0, 1), (0, 1)))
-    linear = jnp.pad(view.model.linear, (0, 1))
+    pair = jnp.pad(model.pair, ((0, 1), (0, 1)))
+    linear = jnp.pad(model.linear, (0, 1))
 
     def one(action: jax.Array) -> jax.Array:
         local = place[action]
         return jnp.sum(pair[local][:, local]) + jnp.sum(linear[local])
 
-    return jax.vmap(one)(actions) + view.model.offset
+    return jax.vmap(one)(actions) + model.offset

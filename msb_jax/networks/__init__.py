@@ -1,0 +1,1 @@
+"""All neural networks; the only package that imports flax."""
