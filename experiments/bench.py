@@ -1,9 +1,11 @@
 """Where the time goes: `python -m experiments.bench [--json=FILE]`.
 
-Three suites. `rounds` plays the default setting and splits the seconds of a round by
-the stages of the agent. `confidence` times the three forms of the exact NeuralUCB
-confidence as the history grows. `drift` compares the float32 belief of the closed-form
-master with a float64 one over a long history. All times are without compilation.
+Four suites. `rounds` plays the default setting and splits the seconds of a round by
+the stages of the agent. `samplers` times each learning sampler at the default size and
+shows what it learns of a known objective (`competence`). `confidence` times the three
+forms of the exact NeuralUCB confidence as the history grows. `drift` compares the
+float32 belief of the closed-form master with a float64 one over a long history. All
+times are without compilation.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import files, flags, harness, synthetic
+from experiments import competence, files, flags, harness, synthetic
 from experiments.flags import flag
 from experiments.progress import Progress
 from experiments.tables import markdown_table
@@ -33,9 +35,11 @@ from msb_jax.masters.confidence import confidence
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, ntk_ucb
 from msb_jax.networks import ucb
 from msb_jax.problem import problem_from_conflicts, random_sets
-from msb_jax.samplers.registry import make_samplers
+from msb_jax.samplers.base import Context
+from msb_jax.samplers.registry import SAMPLERS, make_samplers
 
-SUITES = ("rounds", "confidence", "drift")
+SUITES = ("rounds", "samplers", "confidence", "drift")
+LEARNERS = ("cem_ppo", "wolpertinger", "g2anet")
 WARM_UP = 600  # random rounds
 WIDTH = 32  # of the network whose confidence is timed
 
@@ -50,6 +54,8 @@ class Config:
     num_arms: int = flag(300, "arms, L")
     k: int = flag(20, "arms in an action, K")
     form: str = flag("cubic", "reward")
+    samplers: tuple[str, ...] = flag(tuple(SAMPLERS), "of the agent, and timed")
+    refreshes: int = flag(200, "updates a sampler gets for the known objective")
     history: int = flag(5000, "longest history of the other suites")
     json: str | None = flag(None, "also write the figures to this file")
 
@@ -114,7 +120,7 @@ def bench_rounds(config: Config, num_seeds: int, progress: Progress) -> dict[str
         clock = StageClock(compiled)
         agent = master_slave(
             ntk_ucb(NtkUcbConfig()),
-            make_samplers(("solver", "random_best", "teacher_student")),
+            make_samplers(config.samplers),
             MasterSlaveConfig(n_re=setting.n_re or 0, f_in=setting.f_in),
             watch=clock,
         )
@@ -151,6 +157,61 @@ def bench_rounds(config: Config, num_seeds: int, progress: Progress) -> dict[str
         "stages": stages,
         "solve_flops_per_second": flops / (curves.seconds_per_round * steps),
     }
+
+
+def bench_samplers(config: Config, progress: Progress) -> dict[str, Any]:
+    """Milliseconds of each learning sampler, and what it learns."""
+    names = [name for name in LEARNERS if name in config.samplers]
+    seconds, learned = {}, []
+    progress.start("samplers", 5 * len(names))
+    for number, name in enumerate(names):
+        sampler = make_samplers((name,))[0]
+        seconds[name] = _time_sampler(config, sampler)
+        for row, form in enumerate(("linear", "quadratic")):
+            for demonstrations in (False, True):
+                train = jax.jit(
+                    lambda key, objective, s=sampler, d=demonstrations: (
+                        competence.train(
+                            key,
+                            s,
+                            objective,
+                            refreshes=config.refreshes,
+                            demonstrations=d,
+                        )[1]
+                    )
+                )
+                reports = [
+                    train(
+                        jax.random.key(seed), competence.make_objective(seed, form=form)
+                    )
+                    for seed in range(5)
+                ]
+                report = jax.tree.map(lambda *leaves: np.array(leaves), *reports)
+                learned.append(
+                    {"sampler": name, "form": form, "demonstrations": demonstrations}
+                    | {key: value.tolist() for key, value in report._asdict().items()}
+                )
+            progress.update(5 * number + 2 * row + 2)
+    progress.stop()
+    return {"seconds": seconds, "competence": learned}
+
+
+def _time_sampler(config: Config, sampler: Any, num_proposals: int = 40) -> float:
+    """Seconds of one update and its proposals at the size of the config."""
+    objective = competence.make_objective(
+        0, form="quadratic", num_arms=config.num_arms, k=config.k, density=0.0883
+    )
+    view = competence.known_view(objective)
+
+    @jax.jit
+    def step(key: Any, state: Any) -> tuple[Any, Any]:
+        first, second = jax.random.split(key)
+        context = Context(view=view)
+        state = sampler.update(first, state, context)
+        return state, sampler.propose(second, state, context, num_proposals)
+
+    state = sampler.init(jax.random.key(0), objective.problem)
+    return time_call(step, jax.random.key(1), state)
 
 
 def bench_confidence(config: Config) -> list[dict[str, Any]]:
@@ -277,6 +338,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bench_rounds(config, n, progress) for n in config.num_seeds
             ]
             _print_rounds(figures["rounds"], peak)
+        if "samplers" in config.suite:
+            figures["samplers"] = bench_samplers(config, progress)
+            _print_samplers(config, figures["samplers"])
         if "confidence" in config.suite:
             figures["confidence"] = bench_confidence(config)
             print("\nJudging 200 sets (network of width 32):\n")
@@ -311,6 +375,32 @@ def _print_rounds(results: Sequence[dict[str, Any]], peak: float) -> None:
         for result in results
     ]
     print(f"\nL={results[0]['num_arms']}, {results[0]['rounds']} rounds:\n")
+    print(markdown_table(header, rows))
+
+
+def _print_samplers(config: Config, figures: dict[str, Any]) -> None:
+    print(f"\nA refresh of one sampler, L={config.num_arms}, one seed:\n")
+    times = [[n, f"{1e3 * s:.0f}"] for n, s in figures["seconds"].items()]
+    print(markdown_table(["sampler", "ms"], times))
+    print(
+        f"\nA known objective, 6 of 60 arms, {config.refreshes} refreshes, five seeds "
+        "(shares of the optimum; conflicting pairs):\n"
+    )
+    header = ["sampler", "form", "demonstrations", "best (worst seed)", "mean"]
+    header += ["random", "pairs", "random pairs"]
+    rows = [
+        [
+            r["sampler"],
+            r["form"],
+            "yes" if r["demonstrations"] else "no",
+            f"{np.mean(r['best']):.3f} ({np.min(r['best']):.3f})",
+            f"{np.mean(r['mean']):.3f}",
+            f"{np.mean(r['random_mean']):.3f}",
+            f"{np.mean(r['violation']):.2f}",
+            f"{np.mean(r['random_violation']):.2f}",
+        ]
+        for r in figures["competence"]
+    ]
     print(markdown_table(header, rows))
 
 

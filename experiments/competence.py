@@ -177,9 +177,7 @@ def train(
         mean=jnp.mean(reward[-last:]),
         violation=jnp.mean(pairs[-last:].astype(jnp.float32)),
         random_mean=jnp.mean(reward_of(base, uniform)) / objective.optimum,
-        random_violation=jnp.mean(
-            violated_pairs(problem, uniform).astype(jnp.float32)
-        ),
+        random_violation=jnp.mean(violated_pairs(problem, uniform).astype(jnp.float32)),
     )
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from experiments import harness
 from experiments.flags import UsageError, flag
 from experiments.progress import Progress
+from msb_jax.agent.cotraining import KINDS
 from msb_jax.baselines.random import CONSTRAINTS
 from msb_jax.baselines.registry import MASTERS, POLICIES, check_name
 from msb_jax.checkpoint import atomic_file
@@ -37,6 +38,7 @@ from msb_jax.problem import (
     stack_problems,
 )
 from msb_jax.rng import stream
+from msb_jax.samplers.registry import SAMPLERS, make_samplers
 
 INSTANCES = "instances.npz"
 # Conflicting pairs of the paper, out of 300 * 299 / 2.
@@ -68,6 +70,10 @@ class Config:
     n_re: int | None = flag(None, "random rounds at the start; not given or -1: 2L")
     f_in: int = flag(20, "rounds between two refreshes")
     n_es: int = flag(10, "candidates of the agent for a round")
+    samplers: tuple[str, ...] = flag(
+        tuple(SAMPLERS), "of the agent; NAME:n learns at every n-th refresh"
+    )
+    cotraining: str = flag("all", f"{', '.join(KINDS)}", KINDS)
     out: str | None = flag(None, "folder; not given: results/synthetic-<form>-<time>")
     resume: bool = flag(False, "continue the run in --out, or the latest of the flags")
     quick: bool = flag(False, "a small problem, about a minute; flags given still hold")
@@ -110,6 +116,7 @@ class Config:
         if len(set(self.policies)) < len(self.policies):
             raise ValueError("--policies names a policy twice.")
         check_name(self.master, MASTERS, "master")
+        make_samplers(self.samplers)
 
     def setting(self) -> env.SyntheticConfig:
         """Return the part of the config that the environment knows."""

@@ -53,12 +53,13 @@ def results_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
 def origins_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """Write who proposed what was played; empty if every policy has one source."""
     rows = [
-        [name, origin, f"{share:.1%}"]
+        [name, origin, f"{share:.1%}", f"{p['produced_rate'][origin]:.1%}"]
         for name, p in policies.items()
         if len(p["recommended_rate"]) > 1
         for origin, share in p["recommended_rate"].items()
     ]
-    return markdown_table(["policy", "source", "share"], rows) if rows else ""
+    header = ["policy", "source", "proposed", "found first"]
+    return markdown_table(header, rows) if rows else ""
 
 
 def summary_markdown(

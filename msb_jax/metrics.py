@@ -49,7 +49,8 @@ def summarise(
         `reward_mean`, `violation_rate` (n / M), `violated_pairs` (n),
         `feasible_share` (n = 0) after warm-up, the first three also as `_all` over
         all rounds; `composite_mean` over all rounds; `seconds_per_round`,
-        `compile_seconds`; `recommended_rate` {origin: share after warm-up}.
+        `compile_seconds`; `recommended_rate` {origin: share after warm-up},
+        by proposer; `produced_rate`, by who proposed the set first.
     """
     if curves.num_rounds < 1:
         raise ValueError("There is nothing to summarise: no round was played.")
@@ -72,7 +73,10 @@ def summarise(
             "gt_fraction_all": float(fraction.mean()),
             "gt_fraction_last": float(fraction[:, -last:].mean()),
         }
-    played = curves.origin[:, skip:]
+
+    def shares(who: np.ndarray) -> dict[str, float]:
+        return {n: float((who[:, skip:] == i).mean()) for i, n in enumerate(origins)}
+
     return summary | {
         "reward_mean": float(reward[:, skip:].mean()),
         "reward_mean_all": float(reward.mean()),
@@ -84,9 +88,8 @@ def summarise(
         "feasible_share": float((pairs[:, skip:] == 0).mean()),
         "seconds_per_round": curves.seconds_per_round,
         "compile_seconds": float(curves.compile_seconds.sum()),
-        "recommended_rate": {
-            name: float((played == index).mean()) for index, name in enumerate(origins)
-        },
+        "recommended_rate": shares(curves.origin),
+        "produced_rate": shares(curves.producer),
     }
 
 

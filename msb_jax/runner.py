@@ -36,6 +36,7 @@ class Curves(NamedTuple):
     mean_reward: np.ndarray  # [B, T] float32, the same without noise
     violations: np.ndarray  # [B, T] int32, conflicting pairs of the action
     origin: np.ndarray  # [B, T] int32, index into `policy.origins`
+    producer: np.ndarray  # [B, T] int32, the same for whoever found the action first
     block_seconds: np.ndarray  # [blocks] wall time, refresh and compilation included
     compile_seconds: np.ndarray  # [blocks] the part of it that was compilation
     interrupted: bool = False  # stopped before the last round
@@ -163,6 +164,8 @@ def _compiled(
             state, env_state = carry
             state, action = policy.ask(jax.random.fold_in(ask_key, t), state)
             origin = policy.origin(state)
+            found = policy.producer or policy.origin
+            producer = found(state)
             step_key = jax.random.fold_in(env_key, t)
             env_state, outcome = env_step(step_key, env_state, action)
             told = jax.random.fold_in(tell_key, t)
@@ -172,6 +175,7 @@ def _compiled(
                 "mean_reward": outcome.mean_reward,
                 "violations": problem_lib.violated_pairs(problem, action),
                 "origin": origin,
+                "producer": producer,
             }
             return (state, env_state), record
 
@@ -221,7 +225,7 @@ class _Records:
 
     def __init__(self, num_seeds: int, rounds: int) -> None:
         kinds: dict[str, Any] = {"reward": np.float32, "mean_reward": np.float32}
-        kinds |= {"violations": np.int32, "origin": np.int32}
+        kinds |= dict.fromkeys(("violations", "origin", "producer"), np.int32)
         self._rounds = rounds
         self._arrays = {n: np.zeros((num_seeds, rounds), k) for n, k in kinds.items()}
         self._wall: list[float] = []

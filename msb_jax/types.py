@@ -118,3 +118,4 @@ class Policy(NamedTuple):
     refresh: Callable[[Key, State], State]
     origin: Callable[[State], jax.Array]  # [] index into `origins` of the last ask
     origins: tuple[str, ...] = ("policy",)
+    producer: Callable[[State], jax.Array] | None = None  # who found the last action

@@ -22,6 +22,8 @@ def test_bench__measures_all_suites(
             "--k=4",
             "--history=700",
             "--form=linear",
+            "--samplers=solver,random_best",
+            "--refreshes=3",
             f"--json={path}",
         ]
     )
@@ -33,6 +35,7 @@ def test_bench__measures_all_suites(
     kinds = {result["kind"] for result in figures["confidence"]}
     assert kinds == {"exact", "diagonal", "full"}
     assert figures["drift"]["mean_error"] < 0.01
+    assert figures["samplers"]["competence"] == []
     assert "ms a round and seed" in capsys.readouterr().out
 
 

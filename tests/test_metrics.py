@@ -31,6 +31,7 @@ def make_curves() -> Curves:
         mean_reward=np.array([[0, 1, 1, 1], [1, 3, 3, 6]], np.float32),
         violations=np.array([[4, 0, 0, 2], [2, 0, 0, 0]], np.int32),
         origin=np.array([[0, 1, 1, 2], [0, 1, 2, 2]], np.int32),
+        producer=np.array([[0, 1, 1, 1], [0, 1, 1, 1]], np.int32),
         block_seconds=np.array([3.0, 1.0]),
         compile_seconds=np.array([2.4, 0.0]),
     )

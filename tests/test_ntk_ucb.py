@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from msb_jax.agent.master_slave import condition
+from msb_jax.agent.pool import condition
 from msb_jax.link import choose_origin, to_latent
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist

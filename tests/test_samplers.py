@@ -85,7 +85,7 @@ def _context(sampler: Sampler, state: object, view: View) -> Context:
 @functools.cache
 def _proposals(name: str, is_hard: bool) -> tuple[np.ndarray, View]:
     problem = _problem()
-    sampler = SAMPLERS[name]()
+    sampler = make_samplers((name,))[0]
     view = _view(problem, is_hard=is_hard)
     state = sampler.init(jax.random.key(1), problem)
     context = _context(sampler, state, view)
@@ -111,7 +111,7 @@ def test_sampler__proposes_the_asked_number_of_legal_sets(
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_sampler__state_is_a_fixed_point_and_traces_once(name: str) -> None:
     problem = _problem()
-    sampler = SAMPLERS[name]()
+    sampler = make_samplers((name,))[0]
     view = _view(problem, is_hard=True)
     state = sampler.init(jax.random.key(1), problem)
     context = _context(sampler, state, view)
@@ -135,7 +135,7 @@ def test_sampler__state_is_a_fixed_point_and_traces_once(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_sampler__over_seeds_equals_one_by_one(name: str) -> None:
     problem = _problem()
-    sampler = SAMPLERS[name]()
+    sampler = make_samplers((name,))[0]
     views = [_view(problem, is_hard=True, seed=s) for s in (0, 1)]
     state = sampler.init(jax.random.key(1), problem)
     contexts = [_context(sampler, state, view) for view in views]
@@ -152,7 +152,7 @@ def test_sampler__over_seeds_equals_one_by_one(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_sampler__lowers_for_gpu_and_tpu(name: str) -> None:
     problem = _problem()
-    sampler = SAMPLERS[name]()
+    sampler = make_samplers((name,))[0]
     state = sampler.init(jax.random.key(1), problem)
     context = _context(sampler, state, _view(problem, is_hard=True))
     step = jax.jit(lambda k, s, c: sampler.propose(k, s, c, N))
@@ -170,7 +170,7 @@ def test_sampler__lowers_for_gpu_and_tpu(name: str) -> None:
 def test_sampler__works_at_tiny_sizes(name: str, size: int, k: int, graph: str) -> None:
     conflicts = (~np.eye(size, dtype=bool)) & (graph == "all")
     problem = problem_from_conflicts(conflicts, k)
-    sampler = SAMPLERS[name]()
+    sampler = make_samplers((name,))[0]
     view = _view(problem, is_hard=True)
     state = sampler.init(jax.random.key(1), problem)
     context = _context(sampler, state, view)

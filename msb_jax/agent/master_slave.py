@@ -11,10 +11,11 @@ Source: paper, algorithm 1 and section "Master-slave algorithm".
 Differs from the paper:
 * candidates are made once a refresh, n_es for each of its rounds, not once a round;
 * warm-up rounds are random feasible sets when constraints are hard (I-27);
-* a set proposed by several samplers is credited to the first of them (I-23);
+* a set proposed by several samplers is credited to the first of them, and a set that
+  was found before also to the one that found it (I-23);
 * the radius is widened by the errors actually seen (a model that is surprised is less
-  sure than it thinks), and in one round of ten it is doubled: a master that plays one
-  set for ever learns nothing of its neighbours.
+  sure than it thinks), and in one of ten rounds that would play a set whose value is
+  known it is doubled: a master that plays one set for ever learns nothing more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from msb_jax.link import identity_link, latent_slope, to_latent, to_reward
+from msb_jax.agent.assignment import assemble, assign, average_scores
+from msb_jax.agent.cotraining import (
+    KINDS,
+    CoTrainingState,
+    demonstration,
+    has_converged,
+    init_cotraining,
+    observe_pool,
+    private_view,
+)
+from msb_jax.agent.pool import (
+    Elites,
+    Pool,
+    condition,
+    empty_pool,
+    find_producers,
+    observe,
+    renew_elites,
+)
+from msb_jax.link import latent_slope, to_latent, to_reward
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import HARD_PRICE, total_score
 from msb_jax.parallel import map_seeds
@@ -39,15 +59,14 @@ from msb_jax.problem import (
     violated_pairs,
 )
 from msb_jax.rng import stream
-from msb_jax.samplers.base import Context, Sampler, View, promising
+from msb_jax.samplers.base import Context, Sampler, View, promising, value_of
 from msb_jax.solvers.local_search import penalise
-from msb_jax.types import Belief, Key, Master, Policy, State
+from msb_jax.types import Key, Master, Policy, State
 
 # Rounds that may be told between two refreshes, at the least.
 MIN_SLACK = 128
-# Pace of the running mean of squared errors, and what a single one counts at most.
-SURPRISE_RATE = 0.05
-MAX_SURPRISE = 100.0
+# A candidate is known if its deviation is below this share of the median of all.
+KNOWN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +85,7 @@ class MasterSlaveConfig:
     draw_arms: int = 96  # arms these speak of
     bold_share: float = 0.1  # rounds with a wider radius
     bold_factor: float = 2.0  # how much wider
+    cotraining: str = "all"  # or "demonstrations", "sharing", "none"
 
     def __post_init__(self) -> None:
         if self.n_re < 0:
@@ -80,15 +100,11 @@ class MasterSlaveConfig:
             raise ValueError(
                 f"constraints must be 'soft' or 'hard', got {self.constraints!r}."
             )
-
-
-class Pool(NamedTuple):
-    """The candidates of the coming rounds and what the master thinks of them."""
-
-    actions: jax.Array  # [N, K] int32, arms ascending
-    pairs: jax.Array  # [N] int32, conflicting pairs
-    origin: jax.Array  # [N] int32, index of the sampler
-    belief: Belief
+        if self.cotraining not in KINDS:
+            raise ValueError(
+                f"cotraining must be one of {', '.join(KINDS)}, got "
+                f"{self.cotraining!r}."
+            )
 
 
 class Recent(NamedTuple):
@@ -104,12 +120,15 @@ class MasterSlaveState(NamedTuple):
     problem: Problem
     master: State
     samplers: tuple[State, ...]
+    cotraining: CoTrainingState
     pool: Pool
+    elites: Elites
     recent: Recent
     radius: jax.Array  # [] of the confidence, at the last refresh
     surprise: jax.Array  # [] running mean of squared standardised errors
     round: jax.Array  # [] int32, actions asked for
     origin: jax.Array  # [] int32, sampler of the last action
+    producer: jax.Array  # [] int32, sampler that first proposed it
 
 
 def master_slave(
@@ -136,33 +155,31 @@ def master_slave(
     # Warm-up rounds are random sets, whoever else proposes.
     random_origin = names.index("random_best") if "random_best" in names else 0
     is_hard = config.constraints == "hard"
-    num_candidates = max(config.n_es * config.f_in, len(samplers))
-    shares = split_evenly(num_candidates, samplers)
+    number = len(samplers)
+    num_candidates = max(config.n_es * config.f_in, number)
+    first = tuple(i for i, s in enumerate(samplers) if not s.is_second_stage)
+    second = tuple(i for i, s in enumerate(samplers) if s.is_second_stage)
+    # Those of the second stage have a sixth each, the others what is assigned.
+    second_share = max(1, num_candidates // max(6, number))
+    num_first = num_candidates - len(second) * second_share
+    most = num_first - len(first) + 1
     slack = max(2 * config.f_in, MIN_SLACK)
-    # Samplers of the second stage come after those they learn from.
-    order = sorted(range(len(samplers)), key=lambda i: samplers[i].is_second_stage)
-    pool_origin = np.repeat(order, [shares[i] for i in order]).astype(np.int32)
+    is_shared = config.cotraining in ("all", "sharing")
+    is_taught = config.cotraining in ("all", "demonstrations")
 
     def init(key: Key, problem: Problem) -> MasterSlaveState:
         sampler_states = tuple(s.init(stream(key, s.name), problem) for s in samplers)
-        zeros = jnp.zeros((num_candidates,))
-        pool = Pool(
-            # No set has arm -1: nothing that is told matches the empty pool.
-            actions=jnp.full((num_candidates, problem.k), -1, jnp.int32),
-            pairs=zeros.astype(jnp.int32),
-            origin=zeros.astype(jnp.int32),
-            belief=Belief(
-                mean=zeros,
-                cov=jnp.zeros((num_candidates, num_candidates)),
-                noise=jnp.ones(()),
-                link=identity_link(),
-            ),
-        )
+        window = -(-2 * problem.num_arms // config.f_in)  # L_2 = 2L rounds
         return MasterSlaveState(
             problem=problem,
             master=master.init(stream(key, "master"), problem),
             samplers=sampler_states,
-            pool=pool,
+            cotraining=init_cotraining(len(first), window, problem.k),
+            pool=empty_pool(num_candidates, problem.k),
+            elites=Elites(
+                actions=jnp.full((config.num_elites, problem.k), -1, jnp.int32),
+                producer=jnp.zeros((config.num_elites,), jnp.int32),
+            ),
             recent=Recent(
                 actions=jnp.zeros((config.length_epoch, problem.k), jnp.int32),
                 rewards=jnp.full((config.length_epoch,), jnp.nan),
@@ -171,6 +188,7 @@ def master_slave(
             surprise=jnp.ones(()),
             round=jnp.zeros((), jnp.int32),
             origin=jnp.zeros((), jnp.int32),
+            producer=jnp.zeros((), jnp.int32),
         )
 
     def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
@@ -180,25 +198,33 @@ def master_slave(
         pool = state.pool
         belief, pairs = pool.belief, pool.pairs
         deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
-        is_bold = jax.random.bernoulli(reach_key, config.bold_share)
-        reach = jnp.where(is_bold, config.bold_factor, 1.0) * state.radius
-        reach *= jnp.sqrt(jnp.maximum(state.surprise, 1.0))
         mean = to_reward(belief.link, belief.mean)
-        upper = to_reward(belief.link, belief.mean + reach * deviation)
-        total = total_score(
-            mean,
-            upper - mean,
-            pairs,
-            pairs / jnp.maximum(state.problem.num_conflicts, 1),
-            config.lam,
-            config.constraints,
-            1.0 + jnp.max(jnp.abs(mean)),
-        )
-        best = jnp.argmax(total)
+        radius = state.radius * jnp.sqrt(jnp.maximum(state.surprise, 1.0))
+
+        def choose(reach: jax.Array) -> jax.Array:
+            upper = to_reward(belief.link, belief.mean + reach * deviation)
+            total = total_score(
+                mean,
+                upper - mean,
+                pairs,
+                pairs / jnp.maximum(state.problem.num_conflicts, 1),
+                config.lam,
+                config.constraints,
+                1.0 + jnp.max(jnp.abs(mean)),
+            )
+            return jnp.argmax(total)
+
+        best = choose(radius)
+        is_known = deviation[best] < KNOWN * jnp.median(deviation)
+        is_bold = is_known & jax.random.bernoulli(reach_key, config.bold_share)
+        best = jnp.where(is_bold, choose(config.bold_factor * radius), best)
         is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
         action = jnp.where(is_random, random, pool.actions[best])
-        origin = jnp.where(is_random, random_origin, pool.origin[best])
-        state = state._replace(round=state.round + 1, origin=origin)
+        state = state._replace(
+            round=state.round + 1,
+            origin=jnp.where(is_random, random_origin, pool.origin[best]),
+            producer=jnp.where(is_random, random_origin, pool.producer[best]),
+        )
         return state, action
 
     def tell(
@@ -225,7 +251,9 @@ def master_slave(
         """The master takes in the rounds played and shows what it knows."""
         learned = master.refresh(stream(key, "master"), state.master, fit=fit)
         state = state._replace(master=learned)
-        return state, make_view(stream(key, "draws"), state)
+        view = make_view(stream(key, "draws"), state)
+        elites = renew_elites(state.elites, state.pool, view.elites, random_origin)
+        return state._replace(elites=elites), view
 
     def consult(key: Key, states: tuple[State, ...], view: View) -> tuple[Any, ...]:
         """Samplers say what they want of the host."""
@@ -297,38 +325,75 @@ def master_slave(
     def propose(
         key: Key,
         states: tuple[State, ...],
+        shared: CoTrainingState,
         view: View,
         requests: tuple[Any, ...],
         answers: tuple[Any, ...],
-    ) -> tuple[tuple[State, ...], jax.Array]:
-        """Samplers learn and propose: their new states and the pool int32[N, K]."""
+    ) -> tuple[tuple[State, ...], CoTrainingState, jax.Array, jax.Array]:
+        """Samplers learn and propose.
+
+        Returns:
+            Their new states, what co-training has seen, the pool int32[N, K] and the
+            samplers [N] that proposed it.
+        """
+        values = value_of(view, view.pool)
+        scores = average_scores(values, view.pool_origin, number)[jnp.array(first)]
+        shared = observe_pool(shared, view, scores)
+        lesson, worth = demonstration(shared, view)
+        is_pupil = has_converged(shared, worth)
         new_states = list(states)
-        proposals: list[jax.Array] = []
-        for i in order:
-            sampler = samplers[i]
-            context = Context(
-                view=view,
-                request=requests[i],
-                answer=answers[i],
-                peers=jnp.concatenate(proposals) if sampler.is_second_stage else None,
-                origin=i,
+
+        def context_of(i: int, peers: jax.Array | None = None) -> Context:
+            learns = samplers[i].imitate is not None
+            seen = view if is_shared or not learns else private_view(view, i)
+            return Context(seen, requests[i], answers[i], peers, origin=i)
+
+        proposals = []
+        for place, i in enumerate(first):
+            sampler, context = samplers[i], context_of(i)
+            own = functools.partial(stream, key)
+            state = sampler.update(own(f"{sampler.name}/update"), states[i], context)
+            if is_taught and sampler.imitate is not None:
+                imitate, imitate_key = sampler.imitate, own(f"{sampler.name}/imitate")
+                state = jax.lax.cond(
+                    is_pupil[place],
+                    lambda s, f=imitate, k=imitate_key, c=context: f(k, s, c, lesson),
+                    lambda s: s,
+                    state,
+                )
+            new_states[i] = state
+            proposals.append(
+                sampler.propose(own(f"{sampler.name}/propose"), state, context, most)
             )
+        pool, owner = assemble(jnp.stack(proposals), assign(scores, num_first))
+        origin = jnp.array(first, jnp.int32)[owner]
+        for i in second:
+            sampler, context = samplers[i], context_of(i, peers=pool[:num_first])
             update_key = stream(key, f"{sampler.name}/update")
             new_states[i] = sampler.update(update_key, states[i], context)
-            propose_key = stream(key, f"{sampler.name}/propose")
-            proposals.append(
-                sampler.propose(propose_key, new_states[i], context, shares[i])
+            taught = sampler.propose(
+                stream(key, f"{sampler.name}/propose"),
+                new_states[i],
+                context,
+                second_share,
             )
-        return tuple(new_states), jnp.sort(jnp.concatenate(proposals), axis=1)
+            pool = jnp.concatenate([pool, taught])
+            origin = jnp.concatenate([origin, jnp.full((second_share,), i, jnp.int32)])
+        return tuple(new_states), shared, jnp.sort(pool, axis=1), origin
 
     def judge(
-        learned: State, problem: Problem, actions: jax.Array
+        learned: State,
+        problem: Problem,
+        elites: Elites,
+        actions: jax.Array,
+        origin: jax.Array,
     ) -> tuple[Pool, jax.Array]:
         """The master forms its belief over the pool, and chooses the radius."""
         pool = Pool(
             actions=actions,
             pairs=violated_pairs(problem, actions),
-            origin=jnp.asarray(pool_origin),
+            origin=origin,
+            producer=find_producers(elites, actions, origin),
             belief=master.belief(learned, actions),
         )
         return pool, master.radius(learned)
@@ -340,7 +405,7 @@ def master_slave(
         for fit in (False, True)
     }
     run_consult = map_seeds(consult)
-    run_propose = map_seeds(propose)
+    run_propose = map_seeds(propose, in_turn=True)
     run_judge = map_seeds(judge, in_turn=True)
 
     def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
@@ -372,13 +437,22 @@ def master_slave(
             for sampler, asked in zip(samplers, requests, strict=True)
         )
         watch("solver", answers)
-        states, actions = run_propose(
-            stream(keys, "propose"), state.samplers, view, requests, answers
+        states, shared, actions, origin = run_propose(
+            stream(keys, "propose"),
+            state.samplers,
+            state.cotraining,
+            view,
+            requests,
+            answers,
         )
         watch("samplers", actions)
-        pool, radius = run_judge(state.master, state.problem, actions)
+        pool, radius = run_judge(
+            state.master, state.problem, state.elites, actions, origin
+        )
         watch("score", pool)
-        return state._replace(samplers=states, pool=pool, radius=radius)
+        return state._replace(
+            samplers=states, cotraining=shared, pool=pool, radius=radius
+        )
 
     def refresh(key: Key, state: MasterSlaveState) -> MasterSlaveState:
         if key.ndim == 1:
@@ -393,51 +467,5 @@ def master_slave(
         refresh=refresh,
         origin=lambda state: state.origin,
         origins=names,
+        producer=lambda state: state.producer,
     )
-
-
-def condition(belief: Belief, is_played: jax.Array, reward: jax.Array) -> Belief:
-    """Condition the belief on one reward.
-
-    Args:
-        is_played: bool[N], the candidates that are the set played: none, one, or
-            several equal ones.
-        reward: [].
-    """
-    row = jnp.argmax(is_played)
-    column = belief.cov[:, row]
-    gain = column / (column[row] + belief.noise)
-    error = to_latent(belief.link, reward) - belief.mean[row]
-    gain = jnp.where(jnp.any(is_played), gain, 0.0)
-    error = jnp.where(jnp.any(is_played), error, 0.0)
-    return belief._replace(
-        mean=belief.mean + gain * error,
-        cov=belief.cov - gain[:, None] * column[None, :],
-    )
-
-
-def observe(
-    surprise: jax.Array, belief: Belief, is_played: jax.Array, reward: jax.Array
-) -> jax.Array:
-    """Track whether errors are as large as the belief expects them to be.
-
-    A running mean of squared standardised errors, 1 for a calibrated belief. A set
-    that is known already says nothing of the model, so a round counts by the share of
-    the expected error that is not noise.
-    """
-    row = jnp.argmax(is_played)
-    variance = belief.cov[row, row] + belief.noise
-    error = to_latent(belief.link, reward) - belief.mean[row]
-    share = jnp.clip(belief.cov[row, row] / variance, 0.0, 1.0)
-    weight = jnp.where(jnp.any(is_played), SURPRISE_RATE * share, 0.0)
-    squared = jnp.minimum(jnp.square(error) / variance, MAX_SURPRISE)
-    squared = jnp.where(jnp.any(is_played), squared, surprise)
-    return surprise + weight * (squared - surprise)
-
-
-def split_evenly(total: int, samplers: Sequence[Sampler]) -> tuple[int, ...]:
-    """Share `total` candidates: one part each, the solver three, at least one."""
-    weights = [4.0 if s.name == "solver" else 1.0 for s in samplers]
-    shares = [max(1, int(total * w / sum(weights))) for w in weights]
-    shares[int(np.argmax(weights))] += total - sum(shares)
-    return tuple(shares)

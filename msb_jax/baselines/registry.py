@@ -71,7 +71,7 @@ def _master_slave(settings: Settings) -> Policy:
     master = _plain(MASTERS[name], name, settings)
     names = settings.get("samplers", tuple(samplers.SAMPLERS))
     config = _choose(agent.MasterSlaveConfig, settings)
-    return agent.master_slave(master, samplers.make_samplers(names), config)
+    return agent.master_slave(master, samplers.make_samplers(names, settings), config)
 
 
 POLICIES: dict[str, Callable[[Settings], Policy]] = {

@@ -77,6 +77,43 @@ def no_update(key: Key, state: State, context: Context) -> State:
     return state
 
 
+def at_intervals(sampler: Sampler, interval: int) -> Sampler:
+    """Let a sampler learn at every `interval`-th refresh only."""
+    if interval == 1:
+        return sampler
+
+    def update(key: Key, state: State, context: Context) -> State:
+        own, count = state
+        new = jax.lax.cond(
+            count % interval == 0,
+            lambda s: sampler.update(key, s, context),
+            lambda s: s,
+            own,
+        )
+        return new, count + 1
+
+    def imitate(key: Key, state: State, context: Context, example: jax.Array) -> State:
+        assert sampler.imitate is not None
+        return sampler.imitate(key, state[0], context, example), state[1]
+
+    def request(key: Key, state: State, view: View) -> Any:
+        assert sampler.request is not None
+        return sampler.request(key, state[0], view)
+
+    return sampler._replace(
+        init=lambda key, problem: (
+            sampler.init(key, problem),
+            jnp.zeros((), jnp.int32),
+        ),
+        update=update,
+        propose=lambda key, state, context, n: sampler.propose(
+            key, state[0], context, n
+        ),
+        imitate=None if sampler.imitate is None else imitate,
+        request=None if sampler.request is None else request,
+    )
+
+
 def unpriced(view: View) -> Quadratic:
     """The model of the reward alone, without the price of conflicts."""
     price = jnp.where(jnp.isinf(view.pair_price), 0.0, view.pair_price)

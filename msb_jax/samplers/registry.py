@@ -1,34 +1,69 @@
-"""All samplers by name, in the order in which proposals are credited."""
+"""All samplers by name, in the order in which proposals are credited.
+
+A name may carry how often its sampler learns: "g2anet:4" learns at every fourth
+refresh and proposes at each (the paper's adjustable interaction frequency).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from msb_jax.samplers.base import Sampler
+from msb_jax.samplers.base import Sampler, at_intervals
 from msb_jax.samplers.random_best import random_best
-from msb_jax.samplers.solver import solver
+from msb_jax.samplers.solver import SolverConfig, solver
 from msb_jax.samplers.teacher_student import teacher_student
 
-SAMPLERS: dict[str, Callable[[], Sampler]] = {
-    "solver": solver,
-    "random_best": random_best,
-    "teacher_student": teacher_student,
+Settings = Mapping[str, Any]
+
+SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {
+    "solver": lambda given: solver(_choose(SolverConfig, given)),
+    "random_best": lambda given: random_best(),
+    "teacher_student": lambda given: teacher_student(),
 }
 
+# What the paper's letters are called in the configs of the samplers.
+FIELDS = {"n_c": "num_clusters", "n_D": "imitation_steps", "replay": "replay"}
 
-def make_samplers(names: Sequence[str]) -> tuple[Sampler, ...]:
-    """Build samplers by name; an unknown or repeated name is a ValueError."""
-    for name in names:
-        if name not in SAMPLERS:
-            close = difflib.get_close_matches(name, SAMPLERS, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(
-                f"There is no sampler {name!r}: {hint}"
-                f"choose from {', '.join(SAMPLERS)}."
-            )
-    if len(set(names)) != len(names):
+
+def make_samplers(
+    names: Sequence[str], settings: Settings | None = None
+) -> tuple[Sampler, ...]:
+    """Build samplers by name; an unknown or repeated name is a ValueError.
+
+    Args:
+        names: keys of `SAMPLERS`, each perhaps with ":n".
+        settings: n_c (clusters of the replay buffer), n_D (steps of imitation) and
+            replay ("prioritized" or "uniform"); others are ignored.
+    """
+    given = {FIELDS[n]: v for n, v in (settings or {}).items() if n in FIELDS}
+    parsed = [_parse(name) for name in names]
+    plain = [name for name, _ in parsed]
+    if len(set(plain)) != len(plain):
         raise ValueError(f"Every sampler may be named once, got {', '.join(names)}.")
     if not names:
         raise ValueError(f"Name at least one sampler of {', '.join(SAMPLERS)}.")
-    return tuple(SAMPLERS[name]() for name in names)
+    return tuple(at_intervals(SAMPLERS[name](given), n) for name, n in parsed)
+
+
+def _parse(text: str) -> tuple[str, int]:
+    name, _, interval = text.partition(":")
+    if name not in SAMPLERS:
+        close = difflib.get_close_matches(name, SAMPLERS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"There is no sampler {name!r}: {hint}choose from {', '.join(SAMPLERS)}."
+        )
+    if interval and not (interval.isdecimal() and int(interval) > 0):
+        raise ValueError(
+            f"{text!r} should be a sampler's name, or its name and the refreshes "
+            f"between two of its updates, such as {name}:4."
+        )
+    return name, int(interval or 1)
+
+
+def _choose(config_class: type, given: Settings) -> Any:
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    return config_class(**{n: v for n, v in given.items() if n in fields})

@@ -20,6 +20,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -185,7 +186,8 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         left = n - sum(part.shape[0] for part in found)
         if left > 0:
             found.append(_neighbours(swap_key, config, view, best, left))
-        return jnp.concatenate(found)[:n].astype(jnp.int32)
+        order = interleave([part.shape[0] for part in found])
+        return jnp.concatenate(found)[order[:n]].astype(jnp.int32)
 
     return Sampler(
         name="solver",
@@ -242,6 +244,16 @@ def _neighbours(
         jax.random.split(key, n - num_single), view.forbidden, best, 2
     )
     return jnp.concatenate([single, double])
+
+
+def interleave(sizes: Sequence[int]) -> np.ndarray:
+    """Order the rows of parts of these sizes so that any beginning has its share of
+    each: whoever takes the first n proposals gets a bit of everything.
+    """
+    ranks = [(np.arange(size) + 0.5) / max(size, 1) for size in sizes]
+    # The optima, parts of one row, come first.
+    ranks = [r * 0.0 if r.size == 1 else r for r in ranks]
+    return np.argsort(np.concatenate(ranks), kind="stable")
 
 
 def _row(tree: Any, row: int) -> Any:
