@@ -245,6 +245,13 @@ def test_ask_and_tell__lower_for_gpu_and_tpu() -> None:
     )
 
 
+def test_init__leaves_no_type_open() -> None:
+    """A leaf of weak type would make the first refresh compile everything twice."""
+    state = jax.eval_shape(_policy().init, jax.random.key(0), _problem())
+    weak = [leaf for leaf in jax.tree.leaves(state) if getattr(leaf, "weak_type", 0)]
+    assert not weak
+
+
 def test_init__over_seeds_equals_one_by_one() -> None:
     policy = _policy()
     problems = [_problem(0), _problem(1)]

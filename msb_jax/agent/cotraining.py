@@ -50,9 +50,9 @@ def init_cotraining(number: int, window: int, k: int) -> CoTrainingState:
     """
     return CoTrainingState(
         best=jnp.full((window, k), -1, jnp.int32),
-        averages=jnp.full((number, WINDOW), jnp.nan),
-        low=jnp.full((number,), jnp.inf),
-        high=jnp.full((number,), -jnp.inf),
+        averages=jnp.full((number, WINDOW), jnp.nan, jnp.float32),
+        low=jnp.full((number,), jnp.inf, jnp.float32),
+        high=jnp.full((number,), -jnp.inf, jnp.float32),
     )
 
 

@@ -182,7 +182,7 @@ def master_slave(
             ),
             recent=Recent(
                 actions=jnp.zeros((config.length_epoch, problem.k), jnp.int32),
-                rewards=jnp.full((config.length_epoch,), jnp.nan),
+                rewards=jnp.full((config.length_epoch,), jnp.nan, jnp.float32),
             ),
             radius=jnp.zeros(()),
             surprise=jnp.ones(()),

@@ -87,8 +87,8 @@ def start_scales() -> Scales:
     """Scales before the first fit."""
     return Scales(
         log_weights=jnp.array([0.0, -1.0, -2.0]),
-        log_noise=jnp.array(-2.0),
-        floor=jnp.array(1e-2),
+        log_noise=jnp.array(-2.0, jnp.float32),
+        floor=jnp.array(1e-2, jnp.float32),
         link=identity_link(),
         center=jnp.zeros(()),
         deviation=jnp.ones(()),
