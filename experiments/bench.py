@@ -126,8 +126,14 @@ def bench_rounds(config: Config, num_seeds: int, progress: Progress) -> dict[str
         )
         progress.start(f"{num_seeds} seeds", config.rounds)
 
+        squares = 0.0  # rows of the factor, squared, over all refreshes and seeds
+
         def on_block(snapshot: runner.Snapshot) -> None:
+            nonlocal squares
             progress.update(snapshot.round)
+            if snapshot.round > (setting.n_re or 0):
+                rows = np.asarray(snapshot.state.master.history.absorbed)[:num_seeds]
+                squares += float(np.sum(rows.astype(float) ** 2))
             clock.start()
 
         curves = runner.run(
@@ -144,10 +150,9 @@ def bench_rounds(config: Config, num_seeds: int, progress: Progress) -> dict[str
     steps = config.rounds * num_seeds
     stages = {name: value / steps for name, value in clock.seconds.items()}
     stages["rounds"] = curves.seconds_per_round - sum(stages.values())
-    # Triangular solves with the factor: pool, new rows, draws (three), coefficients.
-    rows = np.arange(setting.n_re or 0, config.rounds, setting.f_in, dtype=float)
+    # Products with the factor: pool, new rows, draws (three), coefficients.
     columns = setting.n_es * setting.f_in + setting.f_in + 3 * 16 + 2
-    flops = float(np.sum(rows**2)) * columns * num_seeds
+    flops = squares * columns
     return {
         "num_seeds": num_seeds,
         "num_arms": config.num_arms,
