@@ -36,7 +36,7 @@ from msb_jax.masters.ntk_ucb import NtkUcbConfig, ntk_ucb
 from msb_jax.networks import ucb
 from msb_jax.problem import problem_from_conflicts, random_sets
 from msb_jax.samplers.base import Context
-from msb_jax.samplers.registry import SAMPLERS, make_samplers
+from msb_jax.samplers.registry import DEFAULT, make_samplers
 
 SUITES = ("rounds", "samplers", "confidence", "drift")
 LEARNERS = ("cem_ppo", "wolpertinger", "g2anet")
@@ -54,7 +54,8 @@ class Config:
     num_arms: int = flag(300, "arms, L")
     k: int = flag(20, "arms in an action, K")
     form: str = flag("cubic", "reward")
-    samplers: tuple[str, ...] = flag(tuple(SAMPLERS), "of the agent, and timed")
+    samplers: tuple[str, ...] = flag(DEFAULT, "of the agent")
+    learners: tuple[str, ...] = flag(LEARNERS, "samplers that are timed and tested")
     refreshes: int = flag(200, "updates a sampler gets for the known objective")
     history: int = flag(5000, "longest history of the other suites")
     json: str | None = flag(None, "also write the figures to this file")
@@ -166,7 +167,7 @@ def bench_rounds(config: Config, num_seeds: int, progress: Progress) -> dict[str
 
 def bench_samplers(config: Config, progress: Progress) -> dict[str, Any]:
     """Milliseconds of each learning sampler, and what it learns."""
-    names = [name for name in LEARNERS if name in config.samplers]
+    names = list(config.learners)
     seconds, learned = {}, []
     progress.start("samplers", 5 * len(names))
     for number, name in enumerate(names):

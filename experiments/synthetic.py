@@ -27,6 +27,7 @@ from experiments import harness
 from experiments.flags import UsageError, flag
 from experiments.progress import Progress
 from msb_jax.agent.cotraining import KINDS
+from msb_jax.agent.replay import KINDS as REPLAY
 from msb_jax.baselines.random import CONSTRAINTS
 from msb_jax.baselines.registry import MASTERS, POLICIES, check_name
 from msb_jax.checkpoint import atomic_file
@@ -38,7 +39,7 @@ from msb_jax.problem import (
     stack_problems,
 )
 from msb_jax.rng import stream
-from msb_jax.samplers.registry import SAMPLERS, make_samplers
+from msb_jax.samplers.registry import DEFAULT, SAMPLERS, make_samplers
 
 INSTANCES = "instances.npz"
 # Conflicting pairs of the paper, out of 300 * 299 / 2.
@@ -71,9 +72,14 @@ class Config:
     f_in: int = flag(20, "rounds between two refreshes")
     n_es: int = flag(10, "candidates of the agent for a round")
     samplers: tuple[str, ...] = flag(
-        tuple(SAMPLERS), "of the agent; NAME:n learns at every n-th refresh"
+        DEFAULT,
+        f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
+        "refresh",
     )
     cotraining: str = flag("all", f"{', '.join(KINDS)}", KINDS)
+    replay: str = flag("prioritized", f"{', '.join(REPLAY)}", REPLAY)
+    n_c: int = flag(20, "clusters of the replay buffer")
+    n_D: int = flag(20, "steps of an imitation")
     out: str | None = flag(None, "folder; not given: results/synthetic-<form>-<time>")
     resume: bool = flag(False, "continue the run in --out, or the latest of the flags")
     quick: bool = flag(False, "a small problem, about a minute; flags given still hold")
@@ -92,7 +98,7 @@ class Config:
         self._check_policies()
         least = {"rounds": 1, "num_seeds": 1, "seed": 0, "num_arms": 1, "k": 1}
         least |= {"feature_dim": 1, "noise_std": 0, "lam": 0, "n_re": 0}
-        least |= {"f_in": 1, "n_es": 1, "num_constraints": 0}
+        least |= {"f_in": 1, "n_es": 1, "num_constraints": 0, "n_c": 1, "n_D": 0}
         for name, bound in least.items():
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= bound):

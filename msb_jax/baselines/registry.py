@@ -69,7 +69,7 @@ def _master_slave(settings: Settings) -> Policy:
     name = settings.get("master", "ntk_ucb")
     check_name(name, MASTERS, "master")
     master = _plain(MASTERS[name], name, settings)
-    names = settings.get("samplers", tuple(samplers.SAMPLERS))
+    names = settings.get("samplers", samplers.DEFAULT)
     config = _choose(agent.MasterSlaveConfig, settings)
     return agent.master_slave(master, samplers.make_samplers(names, settings), config)
 

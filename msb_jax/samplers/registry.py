@@ -12,17 +12,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msb_jax.samplers.base import Sampler, at_intervals
+from msb_jax.samplers.cem_ppo import CemPpoConfig, cem_ppo
+from msb_jax.samplers.ddpg import DdpgConfig
+from msb_jax.samplers.g2anet import G2ANetConfig, g2anet
 from msb_jax.samplers.random_best import random_best
 from msb_jax.samplers.solver import SolverConfig, solver
 from msb_jax.samplers.teacher_student import teacher_student
+from msb_jax.samplers.wolpertinger import WolpertingerConfig, wolpertinger
 
 Settings = Mapping[str, Any]
 
 SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {
     "solver": lambda given: solver(_choose(SolverConfig, given)),
+    "wolpertinger": lambda given: wolpertinger(
+        WolpertingerConfig(learner=_choose(DdpgConfig, given))
+    ),
+    "g2anet": lambda given: g2anet(_choose(G2ANetConfig, given)),
+    "cem_ppo": lambda given: cem_ppo(_choose(CemPpoConfig, given)),
     "random_best": lambda given: random_best(),
     "teacher_student": lambda given: teacher_student(),
 }
+
+# What the agent uses unless told otherwise.
+DEFAULT = ("solver", "random_best", "teacher_student")
 
 # What the paper's letters are called in the configs of the samplers.
 FIELDS = {"n_c": "num_clusters", "n_D": "imitation_steps", "replay": "replay"}
