@@ -210,14 +210,14 @@ def _time_sampler(config: Config, sampler: Any, num_proposals: int = 40) -> floa
     view = competence.known_view(objective)
 
     @jax.jit
-    def step(key: Any, state: Any) -> tuple[Any, Any]:
-        first, second = jax.random.split(key)
+    def step(seed: jax.Array, state: Any) -> tuple[Any, Any]:
+        first, second = jax.random.split(jax.random.key(seed))
         context = Context(view=view)
         state = sampler.update(first, state, context)
         return state, sampler.propose(second, state, context, num_proposals)
 
     state = sampler.init(jax.random.key(0), objective.problem)
-    return time_call(step, jax.random.key(1), state)
+    return time_call(step, jnp.asarray(1), state)
 
 
 def bench_confidence(config: Config) -> list[dict[str, Any]]:

@@ -1,35 +1,16 @@
-"""The primal-dual Wolpertinger sampler learns, and the agent runs with all six."""
+"""The agent with all six samplers."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from experiments import competence
 from msb_jax import runner
 from msb_jax.baselines.registry import make_policy
 from msb_jax.problem import problem_from_conflicts, stack_problems
-from msb_jax.samplers.registry import SAMPLERS, make_samplers
+from msb_jax.samplers.registry import SAMPLERS
 from msb_jax.types import Outcome
-
-
-@pytest.mark.parametrize("demonstrations", [False, True])
-def test_wolpertinger__learns_a_known_objective(demonstrations: bool) -> None:
-    objective = competence.make_objective(3, form="linear", num_arms=20, k=4)
-    (sampler,) = make_samplers(("wolpertinger",))
-
-    @jax.jit
-    def train(key: jax.Array) -> competence.Report:
-        return competence.train(
-            key, sampler, objective, refreshes=30, demonstrations=demonstrations
-        )[1]
-
-    report = train(jax.random.key(0))
-    assert report.best > 0.97
-    assert report.mean > report.random_mean + 0.15
-    assert report.violation < 0.5 * report.random_violation
 
 
 def test_agent__plays_with_all_six_samplers() -> None:
