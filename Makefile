@@ -13,7 +13,7 @@ ARGS ?=
 help:
 	@echo "make setup   create $(VENV) with the versions of requirements.lock"
 	@echo "make run     run the main experiment (ARGS='--quick' passes flags on)"
-	@echo "make test    run the test suite (ARGS='-k runner' passes options on)"
+	@echo "make test    run the test suite (ARGS='-m slow': the learning samplers)"
 	@echo "make lint    ruff: lint and format check"
 	@echo "make types   mypy"
 	@echo "make bench   run the benchmark"

@@ -59,7 +59,6 @@ def test_synthetic__runs_every_form(form: str) -> None:
     assert 0 < summary["policies"]["random"]["gt_fraction"] < 1.5
 
 
-@pytest.mark.slow
 def test_synthetic__all_policies_and_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     names = "--policies=lin_ts,random,master_slave"
     flags = (names, "--form=linear", "--constraints=hard")
