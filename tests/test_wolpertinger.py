@@ -442,8 +442,9 @@ def test_wolpertinger__over_seeds_equals_one_by_one() -> None:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *views)
     states = jax.vmap(lambda _: _start(problem))(jnp.arange(2))
     together = jax.jit(jax.vmap(_refresh))(keys, states, stacked)
+    again = jax.random.split(jax.random.key(6), 2)
     for i, view in enumerate(views):
-        alone = refresh(keys[i], _start(problem), view)
+        alone = refresh(again[i], _start(problem), view)
         for one, other in zip(
             jax.tree.leaves(together), jax.tree.leaves(alone), strict=True
         ):
