@@ -29,7 +29,7 @@ from experiments import figures, files, flags, tables
 from experiments.flags import UsageError
 from experiments.progress import Progress
 from msb_jax import metrics, runner
-from msb_jax.baselines.registry import make_policy
+from msb_jax.baselines.registry import TOLD, make_policy
 from msb_jax.checkpoint import load_snapshot, save_snapshot
 from msb_jax.problem import Problem
 from msb_jax.runner import Curves, Snapshot
@@ -51,6 +51,7 @@ class Task(NamedTuple):
     ground_truth: Sequence[Mapping[str, Any]]  # entries of summary.json, or none
     title: str
     notes: Sequence[str] = ()  # sentences for summary.md
+    best_actions: np.ndarray | None = None  # [B, K] of the ground truth
 
 
 class Experiment(NamedTuple):
@@ -93,6 +94,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         try:
             _describe(experiment, config, folder, progress)
             task = experiment.prepare(config, folder, progress)
+            policies = _tell_truth(config, policies, task)
             with deferred_signals(caught):
                 _run_all(config, folder, policies, task, progress, caught)
         except UsageError as error:
@@ -172,8 +174,28 @@ def _configure(
 
 
 def _make_policies(config: Any) -> dict[str, Policy]:
+    """Make the policies that need no ground truth."""
     settings = flags.to_json(config)
-    return {name: make_policy(name, settings) for name in config.policies}
+    names = [name for name in config.policies if name not in TOLD]
+    return {name: make_policy(name, settings) for name in names}
+
+
+def _tell_truth(
+    config: Any, policies: Mapping[str, Policy], task: Task
+) -> dict[str, Policy]:
+    """Add those that do, in the order of the flags."""
+    truth = None
+    if task.best_actions is not None:
+        truth = (task.problems, task.best_actions)
+    try:
+        told = {
+            name: make_policy(name, {"truth": truth})
+            for name in config.policies
+            if name in TOLD
+        }
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return {name: (told | dict(policies))[name] for name in config.policies}
 
 
 def _describe(
@@ -229,6 +251,8 @@ def _run_all(
         _write_results(config, folder, ordered, policies, task)
     summary = files.read_json(folder / files.SUMMARY)
     progress.say("\n" + tables.results_table(summary["policies"]) + "\n")
+    if paired := tables.paired_table(summary["policies"]):
+        progress.say(paired + "\n")
 
 
 def _run_one(

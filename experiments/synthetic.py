@@ -53,7 +53,8 @@ class Config:
 
     form: str = flag("cubic", f"reward: {', '.join(FORMS)}", FORMS)
     policies: tuple[str, ...] = flag(
-        ("master_slave", "lin_ts", "random"), "who plays, separated by commas"
+        ("master_slave", "lin_ts", "random"),
+        f"who plays, separated by commas; all: {', '.join(POLICIES)}",
     )
     master: str = flag("ntk_ucb", "model of the agent", tuple(MASTERS))
     rounds: int = flag(5000, "rounds, T")
@@ -91,6 +92,8 @@ class Config:
             count = round(DENSITY * pairs)
         if warm_up is None or warm_up == -1:
             warm_up = 2 * self.num_arms
+        if self.policies == ("all",):
+            object.__setattr__(self, "policies", tuple(POLICIES))
         object.__setattr__(self, "num_constraints", count)
         object.__setattr__(self, "n_re", warm_up)
         if self.form not in FORMS:
@@ -160,6 +163,7 @@ def make_task(
         title=f"Synthetic, {config.form}: {config.k} of {config.num_arms} arms, "
         f"{config.constraints} constraints",
         notes=notes,
+        best_actions=np.stack([instance.ground_truth.action for instance in instances]),
     )
 
 

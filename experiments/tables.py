@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from msb_jax.metrics import standard_error
+
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write an aligned Markdown table, the first column to the left."""
@@ -47,6 +51,38 @@ def results_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
             f"{p['compile_seconds']:.1f}",
         ]
         rows.append(row)
+    return markdown_table(header, rows)
+
+
+def paired_table(
+    policies: Mapping[str, Mapping[str, Any]], reference: str = "master_slave"
+) -> str:
+    """Write what each policy gains on the reference, seed by seed.
+
+    Empty if the reference did not play, or nobody else did.
+    """
+    if reference not in policies or len(policies) < 2:
+        return ""
+    own = policies[reference]["by_seed"]
+    measure = next(iter(own))
+    header = ["policy", measure.replace("_", " ") + f" less {reference}'s"]
+    header += [f"seeds that {reference} wins", f"pairs less {reference}'s"]
+    rows = []
+    for name, p in policies.items():
+        if name == reference:
+            continue
+        gain, pairs = (
+            np.subtract(p["by_seed"][key], own[key])
+            for key in (measure, "violated_pairs")
+        )
+        rows.append(
+            [
+                name,
+                f"{gain.mean():+.4f} ± {standard_error(gain):.4f}",
+                f"{(gain < 0).sum()} of {gain.size}",
+                f"{pairs.mean():+.2f} ± {standard_error(pairs):.2f}",
+            ]
+        )
     return markdown_table(header, rows)
 
 
@@ -96,6 +132,8 @@ def summary_markdown(
             lines[-1] += "rounds. `--resume` continues."
     for note in notes:
         lines += ["", note]
+    if paired := paired_table(summary["policies"]):
+        lines += ["", "## Seed by seed (after warm-up)", "", paired]
     if summary["ground_truth"]:
         lines += ["", "## Ground truth", "", truth_table(summary["ground_truth"])]
     if origins := origins_table(summary["policies"]):

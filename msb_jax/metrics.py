@@ -46,6 +46,8 @@ def summarise(
         `gt_fraction` (mean over seeds of mean_reward / ground truth after warm-up),
         `gt_fraction_sem` (standard error over seeds, 0 for one seed),
         `gt_fraction_all` (all rounds), `gt_fraction_last` (last tenth);
+        `by_seed` {name: one number a seed}, of the gt fraction (of the reward where
+        there is no ground truth) and the violated pairs after warm-up;
         `reward_mean`, `violation_rate` (n / M), `violated_pairs` (n),
         `feasible_share` (n = 0) after warm-up, the first three also as `_all` over
         all rounds; `composite_mean` over all rounds; `seconds_per_round`,
@@ -62,6 +64,8 @@ def summarise(
     rate = pairs / np.maximum(edges, 1.0)[:, None]  # [B, T]
 
     summary: dict[str, Any] = {}
+    by_seed = reward[:, skip:].mean(axis=1)  # [B]
+    measure = "reward_mean" if ground_truth is None else "gt_fraction"
     if ground_truth is not None:
         best = np.broadcast_to(np.asarray(ground_truth, np.float64), (num_seeds,))
         fraction = gt_fraction(curves, best)  # [B, T]
@@ -78,6 +82,10 @@ def summarise(
         return {n: float((who[:, skip:] == i).mean()) for i, n in enumerate(origins)}
 
     return summary | {
+        "by_seed": {
+            measure: by_seed.tolist(),
+            "violated_pairs": pairs[:, skip:].mean(axis=1).tolist(),
+        },
         "reward_mean": float(reward[:, skip:].mean()),
         "reward_mean_all": float(reward.mean()),
         "composite_mean": float((reward - lam * rate).mean()),

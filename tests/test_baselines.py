@@ -19,7 +19,7 @@ from msb_jax.baselines.registry import POLICIES, check_name, make_policy
 from msb_jax.problem import Problem, problem_from_conflicts, stack_problems
 from msb_jax.types import Outcome, Policy
 
-NAMES = ("random", "lin_ts")
+NAMES = ("random", "lin_ts", "d_lin_ts")
 SETTINGS = {"lam": 5.0, "constraints": "hard", "n_re": 10, "f_in": 4, "n_es": 3}
 EDGES = np.array([[0, 1], [0, 2], [1, 2], [3, 4], [5, 6]])
 L, K, B = 8, 3, 2
@@ -92,10 +92,10 @@ def test_policy__refresh_of_a_batch_equals_one_by_one(name: str) -> None:
         tell_keys = jax.random.split(jax.random.key(t), B)
         reward = jnp.array([0.1 * sum(arms), 0.3 * arms[0]])
         states = tell(tell_keys, states, jnp.array([arms] * B), reward)
-    if name == "lin_ts":
+    if name.endswith("lin_ts"):
         states = states._replace(asked=jnp.array([12, 8]))
     together = policy.refresh(keys, states)
-    if name == "lin_ts":
+    if name.endswith("lin_ts"):
         np.testing.assert_array_equal(
             np.asarray(together.is_model), [[True] * 4, [False, False, True, True]]
         )
@@ -229,7 +229,7 @@ def test_lin_ts__posterior_equals_the_explicit_one() -> None:
         prior_var=np.float32(prior_var),
         fitted=np.int32(40),
     )
-    _, draws = lin_ts_lib._sample(state, np.vstack([np.zeros(L), np.eye(L)]))
+    _, draws = lin_ts_lib._sample(state, np.vstack([np.zeros(L), np.eye(L)]), 1.0)
     centred = x - x.mean(axis=0)
     precision = centred.T @ centred / noise_var + np.eye(L) / prior_var
     mean = np.linalg.solve(precision, centred.T @ (reward - reward.mean()) / noise_var)

@@ -13,6 +13,7 @@ import pytest
 
 from experiments import figures, files, harness, synthetic
 from experiments.synthetic import Config
+from msb_jax.baselines.registry import POLICIES
 from msb_jax.envs import synthetic as env
 from msb_jax.runner import Curves
 from tests.shortcuts import cached_policy, tiny_figure
@@ -179,6 +180,20 @@ def test_config__defaults_are_the_papers() -> None:
     assert (config.f_in, config.lam, config.n_es) == (20, 5.0, 10)
     assert config.policies == ("master_slave", "lin_ts", "random")
     assert (config.constraints, config.num_seeds) == ("soft", 3)
+
+
+def test_synthetic__oracle_reaches_the_ground_truth() -> None:
+    assert run("--policies=oracle,random", "--form=quadratic") == 0
+    policies = read_summary()["policies"]
+    assert list(policies) == ["oracle", "random"]
+    assert policies["oracle"]["gt_fraction_all"] == pytest.approx(1.0, abs=1e-5)
+    assert policies["oracle"]["feasible_share"] == 1.0
+
+
+def test_config__all_is_every_policy() -> None:
+    config = Config(policies=("all",))
+    assert config.policies == tuple(POLICIES)
+    assert config.policies[0] == "master_slave"
 
 
 def test_config__sizes_scale_the_constraints_and_the_warm_up() -> None:

@@ -48,9 +48,10 @@ from msb_jax.agent.pool import (
     observe,
     renew_elites,
 )
-from msb_jax.link import latent_slope, to_latent, to_reward
+from msb_jax.agent.view import Recent, make_view, no_rounds, remember
+from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
-from msb_jax.masters.scoring import HARD_PRICE, total_score
+from msb_jax.masters.scoring import total_score
 from msb_jax.parallel import map_seeds
 from msb_jax.problem import (
     Problem,
@@ -59,8 +60,7 @@ from msb_jax.problem import (
     violated_pairs,
 )
 from msb_jax.rng import stream
-from msb_jax.samplers.base import Context, Sampler, View, promising, value_of
-from msb_jax.solvers.local_search import penalise
+from msb_jax.samplers.base import Context, Sampler, View, value_of
 from msb_jax.types import Key, Master, Policy, State
 
 # Rounds that may be told between two refreshes, at the least.
@@ -105,13 +105,6 @@ class MasterSlaveConfig:
                 f"cotraining must be one of {', '.join(KINDS)}, got "
                 f"{self.cotraining!r}."
             )
-
-
-class Recent(NamedTuple):
-    """The last rounds, in a ring."""
-
-    actions: jax.Array  # [E, K] int32
-    rewards: jax.Array  # [E]; NaN where there was no round yet
 
 
 class MasterSlaveState(NamedTuple):
@@ -180,10 +173,7 @@ def master_slave(
                 actions=jnp.full((config.num_elites, problem.k), -1, jnp.int32),
                 producer=jnp.zeros((config.num_elites,), jnp.int32),
             ),
-            recent=Recent(
-                actions=jnp.zeros((config.length_epoch, problem.k), jnp.int32),
-                rewards=jnp.full((config.length_epoch,), jnp.nan, jnp.float32),
-            ),
+            recent=no_rounds(config.length_epoch, problem.k),
             radius=jnp.zeros(()),
             surprise=jnp.ones(()),
             round=jnp.zeros((), jnp.int32),
@@ -233,14 +223,10 @@ def master_slave(
         pool = state.pool
         same = jnp.all(pool.actions == jnp.sort(action)[None, :], axis=1)
         same &= jnp.isfinite(reward)
-        recent = state.recent
-        place = state.master.history.rounds % config.length_epoch
+        rounds = state.master.history.rounds
         return state._replace(
             master=master.update(key, state.master, action, reward),
-            recent=Recent(
-                actions=recent.actions.at[place].set(jnp.sort(action)),
-                rewards=recent.rewards.at[place].set(reward),
-            ),
+            recent=remember(state.recent, rounds, action, reward),
             pool=pool._replace(belief=condition(pool.belief, same, reward)),
             surprise=observe(state.surprise, pool.belief, same, reward),
         )
@@ -251,7 +237,16 @@ def master_slave(
         """The master takes in the rounds played and shows what it knows."""
         learned = master.refresh(stream(key, "master"), state.master, fit=fit)
         state = state._replace(master=learned)
-        view = make_view(stream(key, "draws"), state)
+        view = make_view(
+            stream(key, "draws"),
+            master,
+            learned,
+            config,
+            problem=state.problem,
+            round=state.round,
+            candidates=state.pool,
+            recent=state.recent,
+        )
         elites = renew_elites(state.elites, state.pool, view.elites, random_origin)
         return state._replace(elites=elites), view
 
@@ -263,64 +258,6 @@ def master_slave(
             else ()
             for sampler, own in zip(samplers, states, strict=True)
         )
-
-    def make_view(key: Key, state: MasterSlaveState) -> View:
-        problem = state.problem
-        marginals = master.marginals(state.master)
-        lam = jnp.asarray(config.lam, jnp.float32)
-        soft_price = lam / jnp.maximum(problem.num_conflicts, 1)
-        elites, values = best_played(state, HARD_PRICE if is_hard else soft_price)
-        # The model lives on the latent scale, and so does the price of a pair.
-        link = master.link(state.master)
-        soft_price = soft_price * latent_slope(link, values[0])
-        price = jnp.asarray(jnp.inf) if is_hard else soft_price
-        size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
-        worth = marginals.at[elites].set(jnp.inf)
-        arms = jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
-        part = problem.conflicts[arms][:, arms]
-        model = master.quadratic(state.master, arms)
-        # The arms of the best set are among `arms`, so that their places exist.
-        best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)
-        places = promising(model, best, max(config.draw_arms, problem.k))
-        draws = master.draws(key, state.master, arms[places], config.num_draws)
-        if not is_hard:
-            model = penalise(model, part, soft_price)
-        recent = state.recent
-        is_played = jnp.isfinite(recent.rewards)
-        is_empty = state.pool.actions[0, 0] < 0
-        candidates = jnp.resize(elites, state.pool.actions.shape)
-        return View(
-            problem=problem,
-            round=state.round,
-            forbidden=problem.conflicts & is_hard,
-            pair_price=price,
-            arms=arms,
-            model=model,
-            marginals=marginals,
-            elites=elites,
-            elite_values=values,
-            draw_places=places,
-            draws=draws,
-            pool=jnp.where(is_empty, candidates, state.pool.actions),
-            pool_origin=jnp.where(is_empty, -1, state.pool.origin),
-            played=recent.actions,
-            played_values=to_latent(link, jnp.where(is_played, recent.rewards, 0.0)),
-            is_played=is_played,
-        )
-
-    def best_played(
-        state: MasterSlaveState, price: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array]:
-        """The best distinct sets of the history: [E, K], [E]."""
-        history = state.master.history
-        value = master.fitted(state.master)
-        value -= price * violated_pairs(state.problem, history.actions)
-        is_row = hist.valid_rows(history, history.absorbed) > 0
-        value = jnp.where(is_row & hist.is_first(history), value, -jnp.inf)
-        values, rows = jax.lax.top_k(value, config.num_elites)
-        # Fewer distinct sets than places: the best one takes the empty ones.
-        rows = jnp.where(jnp.isfinite(values), rows, rows[0])
-        return history.actions[rows], jnp.where(jnp.isfinite(values), values, values[0])
 
     def propose(
         key: Key,

@@ -74,8 +74,27 @@ def _master_slave(settings: Settings) -> Policy:
     return agent.master_slave(master, samplers.make_samplers(names, settings), config)
 
 
+def _neural_diag(settings: Settings) -> Policy:
+    """Make the agent whose confidence is the diagonal one of public code."""
+    diagonal = {"master": "neural_ucb", "confidence": "diagonal"}
+    return _master_slave({**settings, **diagonal})
+
+
+def _oracle(settings: Settings) -> Policy:
+    """Make the policy that is told the best sets, settings["truth"]."""
+    module = importlib.import_module("msb_jax.baselines.oracle")
+    if settings.get("truth") is None:
+        raise ValueError("oracle needs a ground truth, and there is none here.")
+    return module.oracle(*settings["truth"])
+
+
 POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "master_slave": _master_slave,
+    "neural_diag": _neural_diag,
     "lin_ts": partial(_plain, "msb_jax.baselines.lin_ts", "lin_ts"),
+    "d_lin_ts": partial(_plain, "msb_jax.baselines.d_lin_ts", "d_lin_ts"),
     "random": partial(_plain, "msb_jax.baselines.random", "random"),
+    "oracle": _oracle,
 }
+# Made from the settings and `truth`, the problems and their best sets.
+TOLD = ("oracle",)

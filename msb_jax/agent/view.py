@@ -1,0 +1,130 @@
+"""What the samplers are shown at a refresh: the master's model and the last rounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from msb_jax.agent.pool import Pool
+from msb_jax.link import latent_slope, to_latent
+from msb_jax.masters import history as hist
+from msb_jax.masters.scoring import HARD_PRICE
+from msb_jax.problem import Problem, violated_pairs
+from msb_jax.samplers.base import View, promising
+from msb_jax.solvers.local_search import penalise
+from msb_jax.types import Key, Master, State
+
+if TYPE_CHECKING:
+    from msb_jax.agent.master_slave import MasterSlaveConfig
+
+
+class Recent(NamedTuple):
+    """The last rounds, in a ring."""
+
+    actions: jax.Array  # [E, K] int32
+    rewards: jax.Array  # [E]; NaN where there was no round yet
+
+
+def no_rounds(size: int, k: int) -> Recent:
+    """A ring without a round."""
+    return Recent(
+        actions=jnp.zeros((size, k), jnp.int32),
+        rewards=jnp.full((size,), jnp.nan, jnp.float32),
+    )
+
+
+def remember(
+    recent: Recent, rounds: jax.Array, action: jax.Array, reward: jax.Array
+) -> Recent:
+    """Put a round in the place of the oldest; `rounds` were told before."""
+    place = rounds % recent.rewards.shape[0]
+    return Recent(
+        actions=recent.actions.at[place].set(jnp.sort(action)),
+        rewards=recent.rewards.at[place].set(reward),
+    )
+
+
+def make_view(
+    key: Key,
+    master: Master,
+    learned: State,
+    config: MasterSlaveConfig,
+    *,
+    problem: Problem,
+    round: jax.Array,
+    candidates: Pool,
+    recent: Recent,
+) -> View:
+    """Gather what the samplers may look at.
+
+    Args:
+        key: of the posterior draws.
+        master: the master.
+        learned: its state.
+        config: settings of the agent.
+        problem: what is known in advance.
+        round: rounds asked for.
+        candidates: of the last refresh.
+        recent: the last rounds.
+    """
+    is_hard = config.constraints == "hard"
+    marginals = master.marginals(learned)
+    lam = jnp.asarray(config.lam, jnp.float32)
+    soft_price = lam / jnp.maximum(problem.num_conflicts, 1)
+    elites, values = best_played(
+        master, learned, problem, HARD_PRICE if is_hard else soft_price, config
+    )
+    # The model lives on the latent scale, and so does the price of a pair.
+    link = master.link(learned)
+    soft_price = soft_price * latent_slope(link, values[0])
+    size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
+    worth = marginals.at[elites].set(jnp.inf)
+    arms = jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
+    model = master.quadratic(learned, arms)
+    # The arms of the best set are among `arms`, so that their places exist.
+    best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)
+    places = promising(model, best, max(config.draw_arms, problem.k))
+    draws = master.draws(key, learned, arms[places], config.num_draws)
+    if not is_hard:
+        model = penalise(model, problem.conflicts[arms][:, arms], soft_price)
+    is_played = jnp.isfinite(recent.rewards)
+    is_empty = candidates.actions[0, 0] < 0
+    substitutes = jnp.resize(elites, candidates.actions.shape)
+    return View(
+        problem=problem,
+        round=round,
+        forbidden=problem.conflicts & is_hard,
+        pair_price=jnp.asarray(jnp.inf) if is_hard else soft_price,
+        arms=arms,
+        model=model,
+        marginals=marginals,
+        elites=elites,
+        elite_values=values,
+        draw_places=places,
+        draws=draws,
+        pool=jnp.where(is_empty, substitutes, candidates.actions),
+        pool_origin=jnp.where(is_empty, -1, candidates.origin),
+        played=recent.actions,
+        played_values=to_latent(link, jnp.where(is_played, recent.rewards, 0.0)),
+        is_played=is_played,
+    )
+
+
+def best_played(
+    master: Master,
+    learned: State,
+    problem: Problem,
+    price: jax.Array | float,
+    config: MasterSlaveConfig,
+) -> tuple[jax.Array, jax.Array]:
+    """Find the best distinct sets of the history: [E, K], and their values [E]."""
+    history = learned.history
+    value = master.fitted(learned) - price * violated_pairs(problem, history.actions)
+    is_row = hist.valid_rows(history, history.absorbed) > 0
+    value = jnp.where(is_row & hist.is_first(history), value, -jnp.inf)
+    values, rows = jax.lax.top_k(value, config.num_elites)
+    # Fewer distinct sets than places: the best one takes the empty ones.
+    rows = jnp.where(jnp.isfinite(values), rows, rows[0])
+    return history.actions[rows], jnp.where(jnp.isfinite(values), values, values[0])
