@@ -19,7 +19,7 @@ from msb_jax.baselines.registry import POLICIES, check_name, make_policy
 from msb_jax.problem import Problem, problem_from_conflicts, stack_problems
 from msb_jax.types import Outcome, Policy
 
-NAMES = ("random", "lin_ts", "d_lin_ts")
+NAMES = ("random", "lin_ts", "d_lin_ts", "csar_est1", "csar_est2", "gtkr")
 SETTINGS = {"lam": 5.0, "constraints": "hard", "n_re": 10, "f_in": 4, "n_es": 3}
 EDGES = np.array([[0, 1], [0, 2], [1, 2], [3, 4], [5, 6]])
 L, K, B = 8, 3, 2

@@ -93,6 +93,9 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "neural_diag": _neural_diag,
     "lin_ts": partial(_plain, "msb_jax.baselines.lin_ts", "lin_ts"),
     "d_lin_ts": partial(_plain, "msb_jax.baselines.d_lin_ts", "d_lin_ts"),
+    "csar_est1": partial(_plain, "msb_jax.baselines.csar", "csar_est1"),
+    "csar_est2": partial(_plain, "msb_jax.baselines.csar", "csar_est2"),
+    "gtkr": partial(_plain, "msb_jax.baselines.gtkr", "gtkr"),
     "random": partial(_plain, "msb_jax.baselines.random", "random"),
     "oracle": _oracle,
 }
