@@ -39,12 +39,18 @@ from msb_jax.problem import (
     stack_problems,
 )
 from msb_jax.rng import stream
-from msb_jax.samplers.registry import DEFAULT, SAMPLERS, make_samplers
+from msb_jax.samplers.registry import DEFAULT, PLAIN, SAMPLERS, make_samplers
 
 INSTANCES = "instances.npz"
 # Conflicting pairs of the paper, out of 300 * 299 / 2.
 DENSITY = 3962 / 44850
-QUICK = {"num_arms": 60, "k": 6, "rounds": 600, "num_seeds": 2}
+QUICK = {
+    "num_arms": 60,
+    "k": 6,
+    "rounds": 600,
+    "num_seeds": 2,
+    "samplers": PLAIN,  # to train the others takes longer than the whole run
+}
 
 
 @dataclass(frozen=True, kw_only=True)

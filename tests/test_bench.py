@@ -23,6 +23,7 @@ def test_bench__measures_all_suites(
             "--history=700",
             "--form=linear",
             "--learners=cem_ppo",
+            "--samplers=solver,random_best",
             "--refreshes=3",
             f"--json={path}",
         ]

@@ -27,6 +27,7 @@ FILES = {
     "instances.npz",
 }
 TINY = ("--num_arms=8", "--k=3", "--rounds=14", "--f_in=4", "--n_re=6", "--num_seeds=2")
+TINY += ("--samplers=solver,random_best,teacher_student",)
 
 
 @pytest.fixture(autouse=True)

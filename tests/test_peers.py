@@ -17,10 +17,12 @@ from msb_jax.baselines.lin_ts import LinTSConfig, lin_ts
 from msb_jax.baselines.oracle import oracle
 from msb_jax.baselines.registry import make_policy
 from msb_jax.problem import make_problem, problem_from_conflicts, stack_problems
+from msb_jax.samplers.registry import PLAIN
 from msb_jax.types import Outcome, Policy
 
 L, K = 8, 3
 SETTINGS = {"lam": 5.0, "constraints": "hard", "n_re": 8, "f_in": 4, "n_es": 3}
+SETTINGS |= {"samplers": PLAIN}
 
 
 def problem_of(num_arms: int = L, k: int = K) -> Any:

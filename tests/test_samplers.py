@@ -20,7 +20,7 @@ from msb_jax.problem import (
 )
 from msb_jax.samplers import base, teacher_student
 from msb_jax.samplers.base import Context, Sampler, View
-from msb_jax.samplers.registry import DEFAULT, make_samplers
+from msb_jax.samplers.registry import PLAIN, make_samplers
 from msb_jax.samplers.solver import SolverConfig, beta_perturb, solver
 from msb_jax.solvers.local_search import evaluate
 from msb_jax.types import Quadratic
@@ -94,7 +94,7 @@ def _proposals(name: str, is_hard: bool) -> tuple[np.ndarray, View]:
 
 
 @pytest.mark.parametrize("is_hard", [False, True])
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", PLAIN)
 def test_sampler__proposes_the_asked_number_of_legal_sets(
     name: str, is_hard: bool
 ) -> None:
@@ -108,7 +108,7 @@ def test_sampler__proposes_the_asked_number_of_legal_sets(
         assert not np.asarray(violated_pairs(view.problem, jnp.asarray(actions))).any()
 
 
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", PLAIN)
 def test_sampler__state_is_a_fixed_point_and_traces_once(name: str) -> None:
     problem = _problem()
     sampler = make_samplers((name,))[0]
@@ -132,7 +132,7 @@ def test_sampler__state_is_a_fixed_point_and_traces_once(name: str) -> None:
         assert one.dtype == other.dtype
 
 
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", PLAIN)
 def test_sampler__over_seeds_equals_one_by_one(name: str) -> None:
     problem = _problem()
     sampler = make_samplers((name,))[0]
@@ -149,7 +149,7 @@ def test_sampler__over_seeds_equals_one_by_one(name: str) -> None:
     np.testing.assert_array_equal(together, np.stack(alone))
 
 
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", PLAIN)
 def test_sampler__lowers_for_gpu_and_tpu(name: str) -> None:
     problem = _problem()
     sampler = make_samplers((name,))[0]
@@ -166,7 +166,7 @@ def test_sampler__lowers_for_gpu_and_tpu(name: str) -> None:
     ("size", "k", "graph"),
     [(2, 1, "none"), (3, 3, "all"), (5, 2, "all")],
 )
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", PLAIN)
 def test_sampler__works_at_tiny_sizes(name: str, size: int, k: int, graph: str) -> None:
     conflicts = (~np.eye(size, dtype=bool)) & (graph == "all")
     problem = problem_from_conflicts(conflicts, k)

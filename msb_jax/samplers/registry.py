@@ -34,7 +34,9 @@ SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {
 }
 
 # What the agent uses unless told otherwise.
-DEFAULT = ("solver", "random_best", "teacher_student")
+DEFAULT = tuple(SAMPLERS)
+# Those without anything to train, which compile in seconds.
+PLAIN = ("solver", "random_best", "teacher_student")
 
 # What the paper's letters are called in the configs of the samplers.
 FIELDS = {"n_c": "num_clusters", "n_D": "imitation_steps", "replay": "replay"}
