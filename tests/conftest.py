@@ -21,14 +21,20 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # Their programs take minutes to compile. `.ci/run` runs these too.
-SLOW = ("test_cem_ppo", "test_g2anet", "test_wolpertinger", "test_six_samplers")
+SLOW = (
+    "test_cem_ppo",
+    "test_g2anet",
+    "test_learned_baselines",
+    "test_six_samplers",
+    "test_wolpertinger",
+)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the learning samplers as slow."""
+    """Mark the tests of what learns by networks as slow."""
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)

@@ -16,10 +16,20 @@ from msb_jax.baselines import lin_ts as lin_ts_lib
 from msb_jax.baselines.lin_ts import LinTSConfig, lin_ts
 from msb_jax.baselines.random import RandomConfig, random
 from msb_jax.baselines.registry import POLICIES, check_name, make_policy
-from msb_jax.problem import Problem, problem_from_conflicts, stack_problems
+from msb_jax.problem import (
+    Problem,
+    problem_from_conflicts,
+    stack_problems,
+    violated_pairs,
+)
 from msb_jax.types import Outcome, Policy
 
-NAMES = ("random", "lin_ts", "d_lin_ts", "csar_est1", "csar_est2", "gtkr")
+PLAIN = ("random", "lin_ts", "d_lin_ts", "csar_est1", "csar_est2", "gtkr")
+LEARNED = ("wolpertinger", "pdwa", "pdg2anet", "cem_ppo")
+NAMES = (
+    *PLAIN,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNED),
+)
 SETTINGS = {"lam": 5.0, "constraints": "hard", "n_re": 10, "f_in": 4, "n_es": 3}
 EDGES = np.array([[0, 1], [0, 2], [1, 2], [3, 4], [5, 6]])
 L, K, B = 8, 3, 2
@@ -75,6 +85,8 @@ def test_policy__keeps_the_protocol(name: str, constraints: str) -> None:
         assert action.dtype == jnp.int32
         assert len(set(action.tolist())) == K
         assert set(action.tolist()) <= set(range(L))
+        if constraints == "hard":
+            assert int(violated_pairs(make_problem(), action)) == 0
         assert 0 <= int(policy.origin(state)) < len(policy.origins)
         state = tell(tell_key, state, action, jnp.float32(t))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == shapes
@@ -265,7 +277,7 @@ def test_lin_ts__fit_maximises_the_marginal_likelihood() -> None:
 
 
 def test_registry__unknown_names_get_the_nearest_one() -> None:
-    assert {"master_slave", *NAMES} <= set(POLICIES)
+    assert {"master_slave", *PLAIN, *LEARNED} <= set(POLICIES)
     with pytest.raises(ValueError, match=r"did you mean 'lin_ts'.*choose from master"):
         make_policy("lints", SETTINGS)
     with pytest.raises(ValueError, match="There is no master 'xyz': choose from a, b"):

@@ -13,7 +13,8 @@ reach 0 and 1 (the authors' sigmoid of a tanh stays within 0.27 and 0.73).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -71,6 +72,22 @@ class Critic(nn.Module):
         deep = nn.Dense(1, kernel_init=zeros)(hidden)[0]
         weights = self.param("arms", zeros, (self.num_arms,))
         return deep + jnp.dot(action, weights)
+
+
+class ActorNet(NamedTuple):
+    """Any actor: how it starts, and its logits float32[L] at a state float32[L]."""
+
+    init: Callable[[jax.Array], Params]
+    logits: Callable[[Params, jax.Array], jax.Array]
+
+
+def plain_actor(num_arms: int, k: int, width: int) -> ActorNet:
+    """Wrap `Actor`."""
+    net = Actor(num_arms, k, width)
+    return ActorNet(
+        init=lambda key: net.init(key, jnp.zeros((num_arms,))),
+        logits=lambda params, state: evaluate(net, params, state),
+    )
 
 
 def evaluate(net: nn.Module, params: Params, *inputs: jax.Array) -> Any:

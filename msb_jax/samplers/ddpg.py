@@ -30,7 +30,14 @@ import jax.numpy as jnp
 import optax
 
 from msb_jax.agent.replay import KINDS, Replay, draw, standardise, stratify
-from msb_jax.networks.actor_critic import Actor, Critic, Params, evaluate, sum_to_k
+from msb_jax.networks.actor_critic import (
+    ActorNet,
+    Critic,
+    Params,
+    evaluate,
+    plain_actor,
+    sum_to_k,
+)
 from msb_jax.problem import Problem, to_multi_hot, violation_rate
 from msb_jax.types import Key
 
@@ -143,16 +150,18 @@ def clash_matrix(problem: Problem) -> jax.Array:
     return problem.conflicts.astype(jnp.float32) / (2.0 * edges * random_rate(problem))
 
 
-def ddpg(config: DdpgConfig, num_arms: int, k: int) -> Ddpg:
-    """Build the learner for sets of k of `num_arms` arms."""
-    actor_net = Actor(num_arms, k, config.width)
+def ddpg(
+    config: DdpgConfig, num_arms: int, k: int, actor_net: ActorNet | None = None
+) -> Ddpg:
+    """Build the learner for sets of k of `num_arms` arms; the actor may be given."""
+    actor_net = actor_net or plain_actor(num_arms, k, config.width)
     critic_net = Critic(num_arms, k, config.width)
     actor_step = optax.adam(config.actor_rate)
     critic_step = optax.adamw(config.critic_rate, weight_decay=config.weight_decay)
     imitation_step = optax.adam(config.imitation_rate)
 
     def act(params: Params, state: jax.Array) -> jax.Array:
-        return sum_to_k(evaluate(actor_net, params, state), k)
+        return sum_to_k(actor_net.logits(params, state), k)
 
     def judge(params: Params, state: jax.Array, action: jax.Array) -> jax.Array:
         return evaluate(critic_net, params, state, action)
@@ -163,7 +172,7 @@ def ddpg(config: DdpgConfig, num_arms: int, k: int) -> Ddpg:
     def init(key: Key) -> Learner:
         keys = jax.random.split(key)
         zeros = jnp.zeros((num_arms,))
-        actor = actor_net.init(keys[0], zeros)
+        actor = actor_net.init(keys[0])
         critic = critic_net.init(keys[1], zeros, zeros)
         return Learner(
             actor=actor,

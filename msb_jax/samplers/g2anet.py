@@ -262,13 +262,20 @@ def look(view: View, frequency: jax.Array, max_arms: int) -> Scene:
     promise = jnp.where(is_best > 0, jnp.inf, beside)
     places = jnp.sort(jax.lax.top_k(promise, size)[1])
     arms = view.arms[places]
-    conflicts = problem.conflicts[arms]  # [A, L]
     worth = jnp.stack([view.marginals[arms], beside[places]], axis=1)
     columns = jnp.concatenate([problem.features[arms], worth], axis=1)
+    return describe(problem, arms, columns, frequency[arms])
+
+
+def describe(
+    problem: Problem, arms: jax.Array, columns: jax.Array, frequency: jax.Array
+) -> Scene:
+    """Say what the network sees of arms int32[A]: columns [A, F] and shares [A]."""
     centred = columns - jnp.mean(columns, axis=0, keepdims=True)
     columns = centred / _deviation(columns)[None, :]
+    conflicts = problem.conflicts[arms]  # [A, L]
     degree = jnp.sum(conflicts, axis=1) / problem.num_arms
-    shares = jnp.stack([degree, frequency[arms]], axis=1)
+    shares = jnp.stack([degree, frequency], axis=1)
     return Scene(
         arms=arms,
         inputs=jnp.concatenate([columns, shares], axis=1),
