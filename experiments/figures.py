@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler as rc_cycler
 
 from msb_jax import metrics
 from msb_jax.checkpoint import atomic_file
@@ -48,8 +49,9 @@ def plot_curves(
     """
     longest = max(c.num_rounds for c in curves.values())
     window = max(1, min(100, longest // 20))
-    split = {n: c for n, c in curves.items() if len(origins[n]) > 1}
-    with rc_context(STYLE):
+    # One policy's sources are all that a panel can hold; the agent comes first.
+    split = [name for name in curves if len(origins[name]) > 1]
+    with rc_context(STYLE | {"axes.prop_cycle": _cycle(len(curves))}):
         panels = 2 + bool(split)
         figure = Figure(figsize=(4.6 * panels, 3.6), layout="constrained")
         axes: list[Axes] = list(figure.subplots(1, panels))
@@ -67,12 +69,12 @@ def plot_curves(
         axes[1].set_title("violation rate c")
         axes[1].set_ylim(bottom=0.0)
         if split:
-            _shares(axes[2], split, origins, window)
+            _shares(axes[2], split[0], curves[split[0]], origins[split[0]], window)
         for axis in axes:
             axis.set_xlabel("round")
             axis.set_xlim(0, longest)
             axis.axvspan(0, min(warm_up, longest), color="black", alpha=0.05, lw=0)
-            axis.legend()
+            axis.legend(ncols=1 + len(axis.lines) // 8, fontsize="small")
         with atomic_file(path) as file:
             figure.savefig(file, format="png", dpi=130)
 
@@ -91,19 +93,17 @@ def _band(axis: Axes, values: np.ndarray, window: int, label: str) -> None:
 
 
 def _shares(
-    axis: Axes,
-    curves: Mapping[str, Curves],
-    origins: Mapping[str, Sequence[str]],
-    window: int,
+    axis: Axes, policy: str, curves: Curves, origins: Sequence[str], window: int
 ) -> None:
-    """Plot how often each source was played (arr_t)."""
-    styles = ("-", "--", ":", "-.")
-    for number, (policy, one) in enumerate(curves.items()):
-        for index, origin in enumerate(origins[policy]):
-            share = metrics.smooth(one.origin == index, window).mean(axis=0)
-            rounds = np.arange(1, share.size + 1)
-            label = origin if len(curves) == 1 else f"{policy}: {origin}"
-            style = styles[number % len(styles)]
-            axis.plot(rounds, share, linestyle=style, linewidth=1.2, label=label)
-    axis.set_title("share of the rounds by source (arr)")
+    """Plot how often each source of a policy was played (arr_t)."""
+    for index, origin in enumerate(origins):
+        share = metrics.smooth(curves.origin == index, window).mean(axis=0)
+        axis.plot(np.arange(1, share.size + 1), share, linewidth=1.2, label=origin)
+    axis.set_title(f"rounds of {policy} by source (arr)")
     axis.set_ylim(-0.02, 1.02)
+
+
+def _cycle(number: int) -> Any:
+    """Enough colours to tell so many lines apart."""
+    palette = colormaps["tab10" if number <= 10 else "tab20"]
+    return rc_cycler(color=[palette(i) for i in range(palette.N)])

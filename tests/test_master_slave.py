@@ -91,6 +91,11 @@ def test_agent__finds_the_best_feasible_set_of_a_linear_reward() -> None:
     assert np.mean(means[-10:]) > np.mean(means[:20]) + 0.3
 
 
+def test_agent__learns_with_the_second_stage_alone() -> None:
+    _, _, means = _play(_policy(names=("teacher_student",)), _problem(), 60)
+    assert np.mean(means[-10:]) > np.mean(means[:20]) + 0.3
+
+
 def test_agent__soft_constraints_run_and_learn() -> None:
     _, _, means = _play(_policy("soft"), _problem(), 50)
     assert np.mean(means[-10:]) > np.mean(means[:20]) + 0.3
@@ -310,9 +315,9 @@ def test_observe__is_one_for_a_calibrated_belief_and_ignores_known_sets() -> Non
     assert 6.0 < np.mean(bolds[100:]) < 12.5
 
 
-def test_master_slave__needs_a_sampler_that_proposes_by_itself() -> None:
-    with pytest.raises(ValueError, match="proposes by itself"):
-        _policy(names=("teacher_student",))
+def test_master_slave__needs_a_sampler() -> None:
+    with pytest.raises(ValueError, match="at least one sampler"):
+        master_slave(ntk_ucb(NtkUcbConfig()), ())
 
 
 @pytest.mark.parametrize(

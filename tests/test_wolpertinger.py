@@ -34,7 +34,6 @@ from msb_jax.samplers.ddpg import (
 from msb_jax.samplers.wolpertinger import (
     WolpertingerConfig,
     WolpertingerState,
-    best_distinct,
     nearest_sets,
     random_swaps,
     wolpertinger,
@@ -124,13 +123,6 @@ def test_random_swaps__stay_near_and_vary() -> None:
     changed = np.array([K - len(nearest & set(row)) for row in sets.tolist()])
     assert set(changed.tolist()) == {0, 1, 2}
     assert len({frozenset(row) for row in sets.tolist()}) > 30
-
-
-def test_best_distinct__puts_copies_last() -> None:
-    actions = jnp.asarray([[0, 1], [2, 3], [1, 0], [4, 5]], jnp.int32)
-    values = jnp.asarray([3.0, 2.0, 3.0, 1.0])
-    found = best_distinct(actions, values, 6, 4).tolist()
-    assert [sorted(row) for row in found] == [[0, 1], [2, 3], [4, 5], [0, 1]]
 
 
 # The dual variable and the critic's target.

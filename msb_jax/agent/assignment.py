@@ -19,6 +19,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from msb_jax.sets import copies_last
+
 
 def average_scores(values: jax.Array, origin: jax.Array, number: int) -> jax.Array:
     """Mean value of the better half of each sampler's candidates: [number].
@@ -67,6 +69,23 @@ def assign(scores: jax.Array, total: int) -> jax.Array:
     left = total - number - jnp.sum(whole)
     rank = jnp.argsort(jnp.argsort(whole.astype(quota.dtype) - quota, stable=True))
     return 1 + whole + (rank < left).astype(jnp.int32)
+
+
+def elites_first(actions: jax.Array, values: jax.Array) -> jax.Array:
+    """Order a learner's proposals: its best, and between them those as they were drawn.
+
+    Whoever has few places is represented by good sets, but not by these alone.
+
+    Args:
+        actions: int32[n, K].
+        values: [n].
+
+    Returns:
+        int32[n, K], without copies as far as there are other sets.
+    """
+    n = actions.shape[0]
+    order = jnp.stack([jnp.argsort(-values), jnp.arange(n)], axis=1).reshape(-1)
+    return copies_last(actions[order])[:n]
 
 
 def assemble(proposals: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:

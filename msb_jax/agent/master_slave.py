@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from msb_jax.agent.assignment import assemble, assign, average_scores
+from msb_jax.agent.assignment import assemble, assign, average_scores, elites_first
 from msb_jax.agent.cotraining import (
     KINDS,
     CoTrainingState,
@@ -61,6 +61,7 @@ from msb_jax.problem import (
 )
 from msb_jax.rng import stream
 from msb_jax.samplers.base import Context, Sampler, View, value_of
+from msb_jax.sets import copies_last
 from msb_jax.types import Key, Master, Policy, State
 
 # Rounds that may be told between two refreshes, at the least.
@@ -130,7 +131,7 @@ def master_slave(
     config: MasterSlaveConfig = MasterSlaveConfig(),
     watch: Callable[[str, Any], None] = lambda stage, result: None,
 ) -> Policy:
-    """Build the agent from a master and at least one first-stage sampler.
+    """Build the agent from a master and at least one sampler.
 
     Args:
         master: what judges the sets.
@@ -140,18 +141,17 @@ def master_slave(
             may still be under way on the device; for clocks and logs.
     """
     names = tuple(sampler.name for sampler in samplers)
-    if not samplers or all(sampler.is_second_stage for sampler in samplers):
-        raise ValueError(
-            "The agent needs at least one sampler that proposes by itself; "
-            f"got {', '.join(names) or 'none'}."
-        )
+    if not samplers:
+        raise ValueError("The agent needs at least one sampler; got none.")
     # Warm-up rounds are random sets, whoever else proposes.
     random_origin = names.index("random_best") if "random_best" in names else 0
     is_hard = config.constraints == "hard"
     number = len(samplers)
     num_candidates = max(config.n_es * config.f_in, number)
     first = tuple(i for i, s in enumerate(samplers) if not s.is_second_stage)
-    second = tuple(i for i, s in enumerate(samplers) if s.is_second_stage)
+    # Whoever learns from the others proposes from the best sets played if alone.
+    first = first or tuple(range(number))
+    second = tuple(i for i in range(number) if i not in first)
     # Those of the second stage have a sixth each, the others what is assigned.
     second_share = max(1, num_candidates // max(6, number))
     num_first = num_candidates - len(second) * second_share
@@ -299,9 +299,10 @@ def master_slave(
                     state,
                 )
             new_states[i] = state
-            proposals.append(
-                sampler.propose(own(f"{sampler.name}/propose"), state, context, most)
-            )
+            made = sampler.propose(own(f"{sampler.name}/propose"), state, context, most)
+            if sampler.imitate is not None:
+                made = elites_first(made, value_of(view, made))
+            proposals.append(copies_last(made))
         pool, owner = assemble(jnp.stack(proposals), assign(scores, num_first))
         origin = jnp.array(first, jnp.int32)[owner]
         for i in second:

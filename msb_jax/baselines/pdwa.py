@@ -33,10 +33,10 @@ from msb_jax.problem import Problem, repair
 from msb_jax.samplers.ddpg import Ddpg, DdpgConfig, relative_violation
 from msb_jax.samplers.wolpertinger import (
     NEIGHBOURS,
-    best_distinct,
     nearest_sets,
     random_swaps,
 )
+from msb_jax.sets import best_distinct
 from msb_jax.types import Key, Policy
 
 
@@ -110,7 +110,7 @@ def nearest_by_critic(config: SwapConfig, is_hard: bool) -> Propose:
         values = functions.value(
             state.learner, state.usage, actions, violations, state.price
         )
-        best = best_distinct(actions, values, problem.num_arms, n)
+        best = best_distinct(actions, values, n)
         best = jax.random.permutation(order_key, best)
         return Proposals(best, jnp.tile(proto[None, :], (n, 1)))
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from msb_jax.sets import first_copies
+
 # Below this deviation rewards count as constant and are only centred.
 MIN_DEVIATION = 1e-6
 
@@ -79,18 +81,9 @@ def leaders(history: History) -> jax.Array:
 
     A row that is not real leads itself.
     """
-    size = history.rewards.shape[0]
-    rows = jnp.arange(size, dtype=jnp.int32)
+    rows = jnp.arange(history.rewards.shape[0], dtype=jnp.int32)
     is_row = rows < history.count
-    # Two sums of one random 32-bit number an arm identify a set whatever its order.
-    codes = [_codes(history.actions, salt) for salt in (1, 0x9E3779B9)]
-    codes.append(jnp.where(is_row, 0, rows + 1).astype(jnp.uint32))
-    order = jnp.lexsort(codes)
-    ordered = jnp.stack(codes)[:, order]
-    is_new = jnp.any(ordered[:, 1:] != ordered[:, :-1], axis=0)
-    group = jnp.cumsum(jnp.pad(is_new, (1, 0)).astype(jnp.int32))
-    first = jnp.full((size,), size, jnp.int32).at[group].min(order.astype(jnp.int32))
-    return rows.at[order].set(first[group])
+    return first_copies(history.actions, jnp.where(is_row, 0, rows + 1))
 
 
 def is_first(history: History) -> jax.Array:
@@ -118,14 +111,6 @@ def merge(history: History) -> History:
         count=jnp.sum(is_kept, dtype=jnp.int32),
         absorbed=jnp.zeros((), jnp.int32),
     )
-
-
-def _codes(actions: jax.Array, salt: int) -> jax.Array:
-    """Hash sets [C, K] to numbers that do not depend on the order: uint32[C]."""
-    mixed = actions.astype(jnp.uint32) + jnp.uint32(salt)
-    for multiplier in (0x85EBCA6B, 0xC2B2AE35):
-        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(multiplier)
-    return jnp.sum(mixed ^ (mixed >> 16), axis=1, dtype=jnp.uint32)
 
 
 def grow(history: History, capacity: int) -> History:

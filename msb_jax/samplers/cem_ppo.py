@@ -41,6 +41,7 @@ import optax
 
 from msb_jax.problem import Problem, to_multi_hot, violated_pairs
 from msb_jax.samplers.base import Context, Sampler, View, legalise, value_of
+from msb_jax.sets import first_copies
 from msb_jax.topk import set_log_prob_trapezoid
 from msb_jax.types import Key
 
@@ -219,9 +220,7 @@ def rank(actions: jax.Array, scores: jax.Array, num: int) -> Ranked:
     actions = jnp.concatenate([actions, jnp.tile(actions[:1], (lack, 1))])
     scores = jnp.concatenate([scores, jnp.full((lack,), -jnp.inf)])
     actions = jnp.sort(actions, axis=1)
-    same = jnp.all(actions[:, None, :] == actions[None, :, :], axis=2)
-    same &= jnp.isfinite(scores)[None, :]
-    is_copy = jnp.any(jnp.tril(same, -1), axis=1)
+    is_copy = first_copies(actions, jnp.isfinite(scores)) != jnp.arange(scores.size)
     top, rows = jax.lax.top_k(jnp.where(is_copy, -jnp.inf, scores), num)
     return Ranked(actions[rows], top)
 

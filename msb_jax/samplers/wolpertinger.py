@@ -45,6 +45,7 @@ from msb_jax.samplers.ddpg import (
     random_rate,
     relative_violation,
 )
+from msb_jax.sets import best_distinct
 from msb_jax.types import Key
 
 NEIGHBOURS = ("random", "exact")
@@ -138,20 +139,6 @@ def random_swaps(key: Key, proto: jax.Array, k: int, n: int, most: int) -> jax.A
     return actions
 
 
-def best_distinct(
-    actions: jax.Array, values: jax.Array, num_arms: int, n: int
-) -> jax.Array:
-    """Return the n best of the sets [N, K], copies of a set last: int32[n, K]."""
-    # Sums of one random 32-bit number an arm tell sets apart, whatever their order.
-    numbers = jax.random.bits(jax.random.key(0), (num_arms,), jnp.uint32)
-    codes = jnp.sum(numbers[actions], axis=1, dtype=jnp.uint32)
-    order = jnp.argsort(codes)
-    is_copy = jnp.append(False, codes[order][1:] == codes[order][:-1])
-    rank = jnp.zeros_like(order).at[jnp.argsort(-values)].set(jnp.arange(order.size))
-    rank = rank.at[order].add(is_copy * order.size)
-    return actions[jnp.argsort(rank)[:n]]
-
-
 def wolpertinger(config: WolpertingerConfig = WolpertingerConfig()) -> Sampler:
     """Build the primal-dual Wolpertinger sampler."""
 
@@ -195,7 +182,7 @@ def wolpertinger(config: WolpertingerConfig = WolpertingerConfig()) -> Sampler:
             relative_violation(problem, actions),
             state.price,
         )
-        return best_distinct(actions, values, problem.num_arms, n)
+        return best_distinct(actions, values, n)
 
     def propose(
         key: Key, state: WolpertingerState, context: Context, n: int
