@@ -24,7 +24,9 @@ import pytest  # noqa: E402
 SLOW = (
     "test_cem_ppo",
     "test_g2anet",
+    "test_gp_ucb",
     "test_learned_baselines",
+    "test_rlfd",
     "test_six_samplers",
     "test_wolpertinger",
 )

@@ -70,6 +70,7 @@ class NtkUcbConfig:
     fit_growth: float = 1.2  # refit when the rounds have grown by this factor
     fit_rounds: int = 256  # or by so many
     fit_power: bool = True  # False: model the reward itself
+    tangent: bool = True  # False: the linear and the quadratic term alone
     min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
     many_rows: int = 1024  # beyond these the share grows with the rows
 
@@ -190,7 +191,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         crowd = jnp.maximum(1.0, history.count / config.many_rows)
         scales = fit_scales(
             history,
-            basis_tables(state.problem.k, config.depth),
+            _tables(state, config),
             state.problem.num_arms,
             state.scales,
             num_rows=config.fit_rows,
@@ -434,7 +435,12 @@ def invert_lower(factor: jax.Array) -> jax.Array:
     return jnp.block([[first, upper], [below, last]])
 
 
+def _tables(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
+    """The terms of the kernel over the overlaps 0..K, 0 for an unused one: [3, K+1]."""
+    tables = basis_tables(state.problem.k, config.depth)
+    return tables if config.tangent else tables.at[2].set(0.0)
+
+
 def _table(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
     """Kernel values over the overlaps 0..K: [K+1]."""
-    tables = basis_tables(state.problem.k, config.depth)
-    return jnp.exp(state.scales.log_weights) @ tables
+    return jnp.exp(state.scales.log_weights) @ _tables(state, config)
