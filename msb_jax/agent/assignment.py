@@ -9,8 +9,8 @@ Source: paper, "Sample assignment"; ALGORITHMS I-22.
 
 Differs from the paper:
 * averages are standardised before the softmax; raw ones make it uniform (I-22), and
-  a deviation counts double: at 1 the best of five samplers has less than half of the
-  places, and an agent with more samplers learns slower at first than one with fewer;
+  a deviation counts four times: at 1 the best of five samplers has less than half of
+  the places, and an agent with more samplers learns slower at first than one with fewer;
 * the average is that of the better half of the candidates: a sampler is asked for
   good sets, and whoever also explores should not lose its places for it;
 * teacher-student is not part of the softmax (I-22).
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from msb_jax.sets import copies_last
 
-SHARPNESS = 2.0  # what a deviation between samplers counts in the softmax
+SHARPNESS = 4.0  # what a deviation between samplers counts in the softmax
 
 
 def average_scores(values: jax.Array, origin: jax.Array, number: int) -> jax.Array:
