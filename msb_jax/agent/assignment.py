@@ -10,7 +10,7 @@ Source: paper, "Sample assignment"; ALGORITHMS I-22.
 Differs from the paper:
 * averages are standardised before the softmax; raw ones make it uniform (I-22), and
   a deviation counts four times: at 1 the best of five samplers has less than half of
-  the places, and an agent with more samplers learns slower at first than one with fewer;
+  the places, and an agent with more samplers learns slower at first than with fewer;
 * the average is that of the better half of the candidates: a sampler is asked for
   good sets, and whoever also explores should not lose its places for it;
 * teacher-student is not part of the softmax (I-22).
