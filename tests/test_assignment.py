@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msb_jax.agent.assignment import (
-    SHARPNESS,
-    assemble,
-    assign,
-    average_scores,
-)
+from msb_jax.agent.assignment import assemble, assign, average_scores
 
 ASSIGN = jax.jit(assign, static_argnums=1)
 
@@ -39,8 +34,7 @@ def test_assign__does_not_depend_on_offset_and_unit_of_the_scores() -> None:
     scores = jnp.asarray([0.3, 0.5, 0.1, 0.9])
     counts = assign(scores, 100)
     np.testing.assert_array_equal(counts, assign(1000.0 * scores - 7.0, 100))
-    z = (scores - scores.mean()) / scores.std()
-    quota = 1 + 96 * jax.nn.softmax(SHARPNESS * z)
+    quota = 1 + 96 * jax.nn.softmax((scores - scores.mean()) / scores.std())
     assert np.abs(np.asarray(counts) - np.asarray(quota)).max() < 1
     np.testing.assert_array_equal(assign(jnp.full((3,), 2.0), 9), [3, 3, 3])
     np.testing.assert_array_equal(assign(jnp.asarray([4.0]), 7), [7])

@@ -8,9 +8,7 @@ have a fixed share.
 Source: paper, "Sample assignment"; ALGORITHMS I-22.
 
 Differs from the paper:
-* averages are standardised before the softmax; raw ones make it uniform (I-22), and
-  a deviation counts four times: at 1 the best of five samplers has less than half of
-  the places, and an agent with more samplers learns slower at first than with fewer;
+* averages are standardised before the softmax; raw ones make it uniform (I-22);
 * the average is that of the better half of the candidates: a sampler is asked for
   good sets, and whoever also explores should not lose its places for it;
 * teacher-student is not part of the softmax (I-22).
@@ -22,8 +20,6 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.sets import copies_last
-
-SHARPNESS = 4.0  # what a deviation between samplers counts in the softmax
 
 
 def average_scores(values: jax.Array, origin: jax.Array, number: int) -> jax.Array:
@@ -68,7 +64,7 @@ def assign(scores: jax.Array, total: int) -> jax.Array:
     # Rounding of equal scores is not a difference.
     is_equal = spread <= 1e-6 * jnp.max(jnp.abs(scores))
     z = jnp.where(is_equal, 0.0, gap / jnp.where(is_equal, 1.0, spread))
-    quota = (total - number) * jax.nn.softmax(SHARPNESS * z)
+    quota = (total - number) * jax.nn.softmax(z)
     whole = jnp.floor(quota).astype(jnp.int32)
     left = total - number - jnp.sum(whole)
     rank = jnp.argsort(jnp.argsort(whole.astype(quota.dtype) - quota, stable=True))
