@@ -21,6 +21,18 @@ def filled_size(size: int) -> int:
     return per_device * -(-size // per_device)
 
 
+def one_or_many(refresh: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of keys [B] and a batched state also take one key and one run."""
+
+    def either(key: jax.Array, state: Any) -> Any:
+        if key.ndim:
+            return refresh(key, state)
+        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
+        return jax.tree.map(lambda leaf: leaf[0], refresh(*batched))
+
+    return either
+
+
 def map_seeds(
     function: Callable[..., Any],
     *,

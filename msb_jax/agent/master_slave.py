@@ -52,7 +52,7 @@ from msb_jax.agent.view import Recent, make_view, no_rounds, remember
 from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import total_score
-from msb_jax.parallel import map_seeds
+from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import (
     Problem,
     random_feasible_sets,
@@ -347,23 +347,12 @@ def master_slave(
     run_judge = map_seeds(judge, in_turn=True)
 
     def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
-        history = state.master.history
-        count = int(np.max(np.asarray(history.count)))
-        rounds = int(np.max(np.asarray(history.rounds)))
-        capacity = history.rewards.shape[-1]
-        if count > capacity:
-            raise ValueError(
-                f"{rounds} rounds were told but there was room for {capacity}: call "
-                f"refresh at least every {slack} rounds."
-            )
+        rounds = int(np.max(np.asarray(state.master.history.rounds)))
         warm_up = config.n_re - rounds
-        if count + slack > capacity:
-            # The whole warm-up at once: a larger history costs nothing before it ends.
-            ahead = max(slack, min(warm_up + slack, 4096))
-            capacity = hist.next_capacity(count, ahead)
-            grown = jax.vmap(lambda s: master.grow(s, capacity))(state.master)
-            state = state._replace(master=grown)
-        if count == 0 or warm_up >= config.f_in:
+        roomy = hist.make_room(master.grow, state.master, slack, warm_up)
+        state = state._replace(master=roomy)
+        is_told = bool(np.any(np.asarray(roomy.history.count) > 0))
+        if not is_told or warm_up >= config.f_in:
             return state  # only random rounds ahead
         fit = master.due(state.master)
         state, view = run_learn[fit](stream(keys, "learn"), state)
@@ -392,17 +381,11 @@ def master_slave(
             samplers=states, cotraining=shared, pool=pool, radius=radius
         )
 
-    def refresh(key: Key, state: MasterSlaveState) -> MasterSlaveState:
-        if key.ndim == 1:
-            return refresh_batch(key, state)
-        one = jax.tree.map(lambda leaf: leaf[None], state)
-        return jax.tree.map(lambda leaf: leaf[0], refresh_batch(key[None], one))
-
     return Policy(
         init=init,
         ask=ask,
         tell=tell,
-        refresh=refresh,
+        refresh=one_or_many(refresh_batch),
         origin=lambda state: state.origin,
         origins=names,
         producer=lambda state: state.producer,

@@ -57,6 +57,7 @@ import numpy as np
 
 from msb_jax.baselines.csar_loop import UNUSED, advance
 from msb_jax.baselines.random import check_constraints
+from msb_jax.parallel import one_or_many
 from msb_jax.problem import Problem, random_feasible_sets, random_sets
 from msb_jax.rng import stream
 from msb_jax.types import Key, Policy
@@ -210,13 +211,9 @@ def _csar(config: CsarConfig, exploit: bool) -> Policy:
                 leaf[b] = getattr(run, name)
         return state._replace(**jax.tree.map(jnp.asarray, whole))
 
-    def refresh(key: Key, state: CsarState) -> CsarState:
-        if key.ndim:
-            return refresh_all(key, state)
-        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
-        return jax.tree.map(lambda leaf: leaf[0], refresh_all(*batched))
-
     def origin(state: CsarState) -> jax.Array:
         return state.is_done.astype(jnp.int32)
 
-    return Policy(init, ask, tell, refresh, origin, ("explore", "accepted"))
+    return Policy(
+        init, ask, tell, one_or_many(refresh_all), origin, ("explore", "accepted")
+    )

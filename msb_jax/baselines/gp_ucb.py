@@ -62,7 +62,7 @@ from msb_jax.masters import history as hist
 from msb_jax.masters.evidence import row_noise
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, NtkUcbState, ntk_ucb
 from msb_jax.masters.scoring import HARD_PRICE
-from msb_jax.parallel import map_seeds
+from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import (
     Problem,
     random_feasible_sets,
@@ -188,38 +188,21 @@ def gp_ucb(config: GpUcbConfig) -> Policy:
     run_look = map_seeds(look, in_turn=True)
 
     def refresh_batch(keys: Key, state: GpUcbState) -> GpUcbState:
-        history = state.master.history
-        count = int(np.max(np.asarray(history.count)))
-        capacity = history.rewards.shape[-1]
-        if count > capacity:
-            raise ValueError(
-                f"{count} rounds were told but there was room for {capacity}: call "
-                f"refresh at least every {slack} rounds."
-            )
         warm_up = config.n_re - int(np.max(np.asarray(state.round)))
-        if count + slack > capacity:
-            # The whole warm-up at once: every capacity is compiled once.
-            ahead = max(slack, min(warm_up + slack, 4096))
-            capacity = hist.next_capacity(count, ahead)
-            grown = jax.vmap(lambda s: master.grow(s, capacity))(state.master)
-            state = state._replace(master=grown)
-        if count == 0 or warm_up >= config.f_in:
+        roomy = hist.make_room(master.grow, state.master, slack, warm_up)
+        state = state._replace(master=roomy)
+        is_told = bool(np.any(np.asarray(roomy.history.count) > 0))
+        if not is_told or warm_up >= config.f_in:
             return state  # only random rounds ahead
         fit = master.due(state.master)
         learned = run_learn[fit](stream(keys, "learn"), state.master)
         pool = run_look(stream(keys, "look"), learned)
         return state._replace(master=learned, pool=pool)
 
-    def refresh(key: Key, state: GpUcbState) -> GpUcbState:
-        if key.ndim:
-            return refresh_batch(key, state)
-        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
-        return jax.tree.map(lambda leaf: leaf[0], refresh_batch(*batched))
-
     def origin(state: GpUcbState) -> jax.Array:
         return jnp.zeros_like(state.round)
 
-    return Policy(init, ask, tell, refresh, origin, ("gp_ucb",))
+    return Policy(init, ask, tell, one_or_many(refresh_batch), origin, ("gp_ucb",))
 
 
 def pair_price(config: GpUcbConfig, problem: Problem, scale: jax.Array) -> jax.Array:

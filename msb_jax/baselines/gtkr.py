@@ -46,7 +46,7 @@ import jax.numpy as jnp
 import optax
 
 from msb_jax.baselines.random import check_constraints
-from msb_jax.parallel import map_seeds
+from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, repair, violation_rate
 from msb_jax.rng import stream
 from msb_jax.topk import set_log_prob_permutations, set_log_prob_trapezoid
@@ -189,16 +189,10 @@ def gtkr(config: GtkrConfig) -> Policy:
 
     update_all = map_seeds(update)
 
-    def refresh(key: Key, state: GtkrState) -> GtkrState:
-        if key.ndim:
-            return update_all(key, state)
-        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
-        return jax.tree.map(lambda leaf: leaf[0], update_all(*batched))
-
     def origin(state: GtkrState) -> jax.Array:
         return jnp.zeros_like(state.asked)
 
-    return Policy(init, ask, tell, refresh, origin, ("gtkr",))
+    return Policy(init, ask, tell, one_or_many(update_all), origin, ("gtkr",))
 
 
 def advantages(state: GtkrState, baseline: str) -> jax.Array:

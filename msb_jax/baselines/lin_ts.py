@@ -39,6 +39,7 @@ import numpy as np
 from scipy import linalg
 
 from msb_jax.baselines.random import check_constraints
+from msb_jax.parallel import one_or_many
 from msb_jax.problem import Problem, random_feasible_sets, random_sets
 from msb_jax.rng import stream
 from msb_jax.solvers.scip import LinearProgram, solve_many
@@ -206,16 +207,10 @@ def lin_ts(config: LinTSConfig) -> Policy:
         renewed = {"plan": plan, "is_model": is_model, "turn": np.zeros_like(asked)}
         return state._replace(**jax.tree.map(jnp.asarray, renewed | fits))
 
-    def refresh(key: Key, state: LinTSState) -> LinTSState:
-        if key.ndim:
-            return refresh_all(key, state)
-        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
-        return jax.tree.map(lambda leaf: leaf[0], refresh_all(*batched))
-
     def origin(state: LinTSState) -> jax.Array:
         return jnp.zeros_like(state.turn)
 
-    return Policy(init, ask, tell, refresh, origin, ("lin_ts",))
+    return Policy(init, ask, tell, one_or_many(refresh_all), origin, ("lin_ts",))
 
 
 _FITTED = ("noise_var", "prior_var", "fitted")

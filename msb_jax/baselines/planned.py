@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.random import check_constraints
-from msb_jax.parallel import map_seeds
+from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, random_feasible_sets, random_sets, repair
 from msb_jax.rng import stream
 from msb_jax.types import Key, Policy, State
@@ -149,13 +149,7 @@ def planned(name: str, learner: Learner, config: PlanConfig) -> Policy:
 
     refresh_all = map_seeds(refresh_one, in_turn=True)
 
-    def refresh(key: Key, state: PlannedState) -> PlannedState:
-        if key.ndim:
-            return refresh_all(key, state)
-        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
-        return jax.tree.map(lambda leaf: leaf[0], refresh_all(*batched))
-
     def origin(state: PlannedState) -> jax.Array:
         return jnp.zeros_like(state.turn)
 
-    return Policy(init, ask, tell, refresh, origin, (name,))
+    return Policy(init, ask, tell, one_or_many(refresh_all), origin, (name,))

@@ -63,7 +63,7 @@ from msb_jax.baselines.rlfd_training import (
 )
 from msb_jax.networks.attention import SetCritic
 from msb_jax.networks.pointer import encode, init_pointer
-from msb_jax.parallel import map_seeds
+from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import (
     Problem,
     random_feasible_sets,
@@ -152,13 +152,7 @@ def rlfd(config: RLfDConfig) -> Policy:
 
     run_refresh = map_seeds(refresh_one, in_turn=True)
 
-    def refresh(key: Key, state: RLfDState) -> RLfDState:
-        if key.ndim:
-            return run_refresh(key, state)
-        batched = jax.tree.map(lambda leaf: leaf[None], (key, state))
-        return jax.tree.map(lambda leaf: leaf[0], run_refresh(*batched))
-
     def origin(state: RLfDState) -> jax.Array:
         return jnp.zeros_like(state.turn)
 
-    return Policy(init, ask, tell, refresh, origin, ("rlfd",))
+    return Policy(init, ask, tell, one_or_many(run_refresh), origin, ("rlfd",))

@@ -8,10 +8,12 @@ capacity is raised on the host between refreshes (`grow`): every size compiles o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from msb_jax.sets import first_copies
 
@@ -123,6 +125,33 @@ def grow(history: History, capacity: int) -> History:
         rewards=jnp.pad(history.rewards, (0, extra)),
         plays=jnp.pad(history.plays, (0, extra), constant_values=1.0),
     )
+
+
+def make_room(
+    grow: Callable[[Any, int], Any], learned: Any, slack: int, warm_up: int
+) -> Any:
+    """Raise the capacity of the histories of all runs where it is short (host).
+
+    Args:
+        grow: `Master.grow`.
+        learned: states of the master, every leaf [B, ...].
+        slack: rounds that may be told before the next call.
+        warm_up: random rounds still to come.
+    """
+    history = learned.history
+    count = int(np.max(np.asarray(history.count)))
+    capacity = history.rewards.shape[-1]
+    if count > capacity:
+        rounds = int(np.max(np.asarray(history.rounds)))
+        raise ValueError(
+            f"{rounds} rounds were told but there was room for {capacity}: call "
+            f"refresh at least every {slack} rounds."
+        )
+    if count + slack <= capacity:
+        return learned
+    # The whole warm-up at once: a larger history costs nothing before it ends.
+    capacity = next_capacity(count, max(slack, min(warm_up + slack, 4096)))
+    return jax.vmap(lambda state: grow(state, capacity))(learned)
 
 
 def next_capacity(count: int, slack: int) -> int:
