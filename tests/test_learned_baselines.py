@@ -14,8 +14,8 @@ import pytest
 from msb_jax import runner
 from msb_jax.baselines import cem_ppo as evolution
 from msb_jax.baselines.actor_critic import (
+    ActorCriticConfig,
     DualConfig,
-    MemoryConfig,
     actor_critic,
     end_epoch,
     fixed_price,
@@ -40,6 +40,7 @@ from msb_jax.types import Outcome, Policy
 
 NAMES = ("wolpertinger", "pdwa", "pdg2anet", "cem_ppo")
 L, K, B, ROUNDS, F_IN = 24, 4, 2, 480, 20
+EPOCH = 10  # rounds of an epoch of the bare learner
 # Small enough for a test; the searches of 24 arms need no more.
 SMALL = DdpgConfig(width=16, batch_size=48)
 QUICK: dict[str, Any] = {
@@ -167,8 +168,8 @@ def state_of(learner: Any, problem: Problem) -> Any:
 
 
 def bare_learner(dual: DualConfig | None = None) -> Any:
-    memory = MemoryConfig(capacity=64, length_epoch=10)
-    return actor_critic(SMALL, memory, draw_sets, dual=dual)
+    config = ActorCriticConfig(learner=SMALL, capacity=64, length_epoch=EPOCH)
+    return actor_critic(config, draw_sets, dual=dual)
 
 
 def tell_rounds(
@@ -197,13 +198,12 @@ CLASHING, CALM = [0, 1, 2, 3], [0, 6, 12, 18]
 def test_dual_variable__follows_the_violation_of_own_rounds() -> None:
     dual = DualConfig(alpha=0.5, eta=0.2, lam2=1.0)
     learner = bare_learner(dual)
-    memory = MemoryConfig(capacity=64, length_epoch=10)
     start = state_of(learner, problem_and_worth()[0])
     rewards = np.ones(10, np.float32)
 
     def after(action: Any, **kwargs: Any) -> float:
         state = tell_rounds(learner, start, action, rewards, **kwargs)
-        return float(end_epoch(state, memory, dual).lam2)
+        return float(end_epoch(state, EPOCH, dual).lam2)
 
     problem, _ = problem_and_worth()
     rate = float(violation_rate(problem, jnp.array(CLASHING)))
@@ -213,7 +213,7 @@ def test_dual_variable__follows_the_violation_of_own_rounds() -> None:
     assert after(CALM) == pytest.approx(1 - 0.2 * 0.5)
     assert after(CLASHING, is_own=False) == 1.0
     short = tell_rounds(learner, start, CLASHING, rewards[:9])
-    assert float(end_epoch(short, memory, dual).lam2) == 1.0
+    assert float(end_epoch(short, EPOCH, dual).lam2) == 1.0
 
 
 def test_dual_variable__moves_in_soft_mode_only() -> None:
@@ -225,12 +225,12 @@ def test_dual_variable__moves_in_soft_mode_only() -> None:
 
 
 def test_epoch__state_is_the_share_of_every_arm_and_starts_a_new_sum() -> None:
-    learner, memory = bare_learner(), MemoryConfig(capacity=64, length_epoch=10)
+    learner = bare_learner()
     start = state_of(learner, problem_and_worth()[0])
     np.testing.assert_allclose(start.usage, 1.0 / L)
     state = tell_rounds(learner, start, CALM, np.ones(10, np.float32))
     np.testing.assert_allclose(state.usage, 1.0 / L)
-    state = end_epoch(state, memory, None)
+    state = end_epoch(state, EPOCH, None)
     assert np.flatnonzero(state.usage).tolist() == CALM
     np.testing.assert_allclose(state.usage.sum(), 1.0, rtol=1e-6)
     assert float(state.rounds) == float(state.violation) == 0.0

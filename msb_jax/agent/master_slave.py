@@ -64,8 +64,6 @@ from msb_jax.samplers.base import Context, Sampler, View, value_of
 from msb_jax.sets import copies_last
 from msb_jax.types import Key, Master, Policy, State
 
-# Rounds that may be told between two refreshes, at the least.
-MIN_SLACK = 128
 # A candidate is known if its deviation is below this share of the median of all.
 KNOWN = 0.5
 
@@ -156,7 +154,7 @@ def master_slave(
     second_share = max(1, num_candidates // max(6, number))
     num_first = num_candidates - len(second) * second_share
     most = num_first - len(first) + 1
-    slack = max(2 * config.f_in, MIN_SLACK)
+    slack = hist.slack(config.f_in)
     is_shared = config.cotraining in ("all", "sharing")
     is_taught = config.cotraining in ("all", "demonstrations")
 
@@ -302,7 +300,9 @@ def master_slave(
             made = sampler.propose(own(f"{sampler.name}/propose"), state, context, most)
             if sampler.imitate is not None:
                 made = elites_first(made, value_of(view, made))
-            proposals.append(copies_last(made))
+            else:
+                made = copies_last(made)
+            proposals.append(made)
         pool, owner = assemble(jnp.stack(proposals), assign(scores, num_first))
         origin = jnp.array(first, jnp.int32)[owner]
         for i in second:

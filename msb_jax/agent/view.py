@@ -73,9 +73,8 @@ def make_view(
     marginals = master.marginals(learned)
     lam = jnp.asarray(config.lam, jnp.float32)
     soft_price = lam / jnp.maximum(problem.num_conflicts, 1)
-    elites, values = best_played(
-        master, learned, problem, HARD_PRICE if is_hard else soft_price, config
-    )
+    price = HARD_PRICE if is_hard else soft_price
+    elites, values = best_played(master, learned, price, config.num_elites)
     # The model lives on the latent scale, and so does the price of a pair.
     link = master.link(learned)
     soft_price = soft_price * latent_slope(link, values[0])
@@ -113,18 +112,18 @@ def make_view(
 
 
 def best_played(
-    master: Master,
-    learned: State,
-    problem: Problem,
-    price: jax.Array | float,
-    config: MasterSlaveConfig,
+    master: Master, learned: State, price: jax.Array | float, n: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Find the best distinct sets of the history: [E, K], and their values [E]."""
+    """Find the n best distinct sets of the history: [n, K], and their values [n].
+
+    Values are the expected rewards less `price` for each conflicting pair.
+    """
     history = learned.history
-    value = master.fitted(learned) - price * violated_pairs(problem, history.actions)
+    pairs = violated_pairs(learned.problem, history.actions)
+    value = master.fitted(learned) - price * pairs
     is_row = hist.valid_rows(history, history.absorbed) > 0
     value = jnp.where(is_row & hist.is_first(history), value, -jnp.inf)
-    values, rows = jax.lax.top_k(value, config.num_elites)
+    values, rows = jax.lax.top_k(value, n)
     # Fewer distinct sets than places: the best one takes the empty ones.
     rows = jnp.where(jnp.isfinite(values), rows, rows[0])
     return history.actions[rows], jnp.where(jnp.isfinite(values), values, values[0])

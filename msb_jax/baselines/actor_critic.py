@@ -28,14 +28,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from msb_jax.agent import replay as rp
 from msb_jax.baselines import planned
+from msb_jax.baselines.checks import check_least
 from msb_jax.baselines.planned import Proposals, Round
 from msb_jax.networks.actor_critic import ActorNet
 from msb_jax.problem import Problem
@@ -53,16 +54,22 @@ from msb_jax.types import Key
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
-    """What is kept of the rounds."""
+class ActorCriticConfig:
+    """Settings that these policies share."""
 
-    capacity: int  # rounds kept
-    length_epoch: int  # rounds between two changes of the state and of lam2
+    constraints: str = "soft"
+    n_re: int = 600  # random rounds at the start
+    f_in: int = 20  # rounds between two refreshes
+    learner: DdpgConfig = field(default_factory=DdpgConfig)
+    replay: str = "prioritized"  # or "uniform"
+    n_c: int = 20  # clusters of the prioritised one
+    capacity: int = 2000  # rounds kept
+    length_epoch: int = 100  # rounds between two changes of the state and of lam2
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        planned.plan_of(self)
+        learner_of(self)
+        check_least(self, {"capacity": 1, "length_epoch": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,20 +91,16 @@ class DualConfig:
             )
 
 
-def parts_of(config: Any) -> tuple[DdpgConfig, MemoryConfig]:
-    """Take both out of the settings of a policy, or say what is wrong with them."""
-    learner = dataclasses.replace(
+def learner_of(config: ActorCriticConfig) -> DdpgConfig:
+    """Take the learner out of the settings, or say what is wrong with it."""
+    return dataclasses.replace(
         config.learner, replay=config.replay, num_clusters=config.n_c
     )
-    memory = MemoryConfig(capacity=config.capacity, length_epoch=config.length_epoch)
-    return learner, memory
 
 
-def dual_of(config: Any) -> DualConfig:
-    """Take the dual ascent out of them; with hard constraints it takes no steps."""
-    if config.constraints == "hard":
-        return dataclasses.replace(config.dual, eta=0.0)
-    return config.dual
+def dual_of(dual: DualConfig, constraints: str) -> DualConfig:
+    """With hard constraints the dual ascent takes no steps."""
+    return dataclasses.replace(dual, eta=0.0) if constraints == "hard" else dual
 
 
 class ActorCriticState(NamedTuple):
@@ -120,8 +123,7 @@ Propose = Callable[[Key, Ddpg, ActorCriticState, Problem, int], Proposals]
 
 
 def actor_critic(
-    config: DdpgConfig,
-    memory: MemoryConfig,
+    config: ActorCriticConfig,
     propose: Propose,
     *,
     dual: DualConfig | None = None,
@@ -131,23 +133,24 @@ def actor_critic(
     """Build the learner of a planned policy.
 
     Args:
-        config: of the networks and their training.
-        memory: of the rounds.
+        config: of the networks, their training and the memory of rounds.
         propose: how sets come from the actor and the critic.
         dual: the price is a dual variable that starts and moves so.
         lam: without `dual`, the fixed price of the violation rate, in rewards.
         actor_of: the actor network; None for the plain one.
     """
 
+    training = learner_of(config)
+
     def functions(problem: Problem) -> Ddpg:
-        return ddpg(config, problem.num_arms, problem.k, actor_of(problem))
+        return ddpg(training, problem.num_arms, problem.k, actor_of(problem))
 
     def init(key: Key, problem: Problem) -> ActorCriticState:
         num_arms, none = problem.num_arms, jnp.zeros((), jnp.int32)
         start = jnp.asarray(dual.lam2 if dual else 0.0, jnp.float32)
         return ActorCriticState(
             learner=functions(problem).init(key),
-            replay=rp.new_replay(memory.capacity, problem.k, num_arms),
+            replay=rp.new_replay(config.capacity, problem.k, num_arms),
             counts=jnp.zeros((num_arms,)),
             usage=jnp.full((num_arms,), 1.0 / num_arms, jnp.float32),
             lam2=start,
@@ -180,7 +183,7 @@ def actor_critic(
         )
 
     def learn(key: Key, state: ActorCriticState, problem: Problem) -> ActorCriticState:
-        state = end_epoch(state, memory, dual)
+        state = end_epoch(state, config.length_epoch, dual)
         price = state.lam2
         if lam:
             price = fixed_price(state.replay, problem, lam)
@@ -198,10 +201,10 @@ def actor_critic(
 
 
 def end_epoch(
-    state: ActorCriticState, memory: MemoryConfig, dual: DualConfig | None
+    state: ActorCriticState, length_epoch: int, dual: DualConfig | None
 ) -> ActorCriticState:
     """At a boundary, let the state follow the counts and lam2 the violations."""
-    epoch = state.told // memory.length_epoch
+    epoch = state.told // length_epoch
     is_over = epoch > state.epoch
     usage = state.counts / jnp.maximum(jnp.sum(state.counts), 1.0)
     lam2 = state.lam2

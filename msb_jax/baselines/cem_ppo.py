@@ -31,11 +31,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from msb_jax.baselines.checks import check_numbers
 from msb_jax.baselines.planned import (
     Learner,
     Proposals,
     Round,
-    check_lam,
     plan_of,
     planned,
 )
@@ -66,7 +66,7 @@ class CemPpoConfig:
 
     def __post_init__(self) -> None:
         plan_of(self)
-        check_lam(self.lam)
+        check_numbers(self, "lam")
 
 
 class EpochState(NamedTuple):

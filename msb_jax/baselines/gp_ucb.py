@@ -48,7 +48,6 @@ forms and other noise were not tried.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +56,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from msb_jax.agent.pool import Pool, condition, empty_pool
+from msb_jax.agent.view import best_played
+from msb_jax.baselines.checks import check_least, check_numbers
 from msb_jax.baselines.random import check_constraints
 from msb_jax.masters import history as hist
 from msb_jax.masters.evidence import row_noise
@@ -73,9 +74,6 @@ from msb_jax.rng import stream
 from msb_jax.solvers.bound_search import Terrain, climb, distinct, walk
 from msb_jax.solvers.local_search import hollow, penalise
 from msb_jax.types import Key, Master, Policy
-
-# Rounds that may be told between two refreshes, at the least.
-MIN_SLACK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +96,8 @@ class GpUcbConfig:
         check_constraints(self.constraints)
         least = {"n_re": 0, "f_in": 1, "num_elites": 1, "num_random": 1}
         least |= {"num_steps": 1, "num_swaps": 1, "walk_steps": 1, "pool_size": 1}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(
-                    f"{name} must be at least {value}, got {getattr(self, name)}."
-                )
-        for name in ("lam", "beta"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number >= 0, got {value}.")
+        check_least(self, least)
+        check_numbers(self, "lam", "beta")
 
 
 class GpUcbState(NamedTuple):
@@ -137,7 +128,7 @@ def gp_ucb(config: GpUcbConfig) -> Policy:
     """Make the policy that plays the highest upper confidence bound it finds."""
     master = make_master(config)
     draw = random_feasible_sets if config.constraints == "hard" else random_sets
-    slack = max(2 * config.f_in, MIN_SLACK)
+    slack = hist.slack(config.f_in)
 
     def init(key: Key, problem: Problem) -> GpUcbState:
         return GpUcbState(
@@ -151,8 +142,7 @@ def gp_ucb(config: GpUcbConfig) -> Policy:
         pool, problem = state.pool, state.problem
         variance = jnp.maximum(jnp.diagonal(pool.belief.cov), 0.0)
         value = pool.belief.mean + config.beta * jnp.sqrt(variance)
-        scale = 1.0 + jnp.max(jnp.abs(pool.belief.mean))
-        value -= pair_price(config, problem, scale) * pool.pairs
+        value -= pair_price(config, problem, _size(pool.belief.mean)) * pool.pairs
         is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
         random = draw(key, problem, 1)[0]
         action = jnp.where(is_random, random, pool.actions[jnp.argmax(value)])
@@ -223,7 +213,8 @@ def search(
     """
     draw = random_feasible_sets if config.constraints == "hard" else random_sets
     terrain = survey(config, master, state)
-    elites = best_played(config, master, state)
+    price = pair_price(config, state.problem, _size(master.fitted(state)))
+    elites, _ = best_played(master, state, price, config.num_elites)
     fresh = draw(stream(key, "starts"), state.problem, config.num_random)
     starts = jnp.concatenate([elites, fresh])
     walked = walk(stream(key, "walks"), terrain, starts, config.walk_steps)
@@ -260,12 +251,6 @@ def survey(config: GpUcbConfig, master: Master, state: NtkUcbState) -> Terrain:
     )
 
 
-def best_played(config: GpUcbConfig, master: Master, state: NtkUcbState) -> jax.Array:
-    """The distinct sets played of highest posterior mean less price: int32[E, K]."""
-    history = state.history
-    value = master.fitted(state)
-    price = pair_price(config, state.problem, 1.0 + jnp.max(jnp.abs(value)))
-    value -= price * violated_pairs(state.problem, history.actions)
-    is_row = hist.valid_rows(history, history.absorbed) > 0
-    value = jnp.where(is_row, value, -jnp.inf)
-    return distinct(history.actions, value, config.num_elites)
+def _size(values: jax.Array) -> jax.Array:
+    """What rewards of such values are small against: []."""
+    return 1.0 + jnp.max(jnp.abs(values))

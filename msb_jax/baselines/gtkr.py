@@ -37,7 +37,6 @@ rounds the mean of seeds 0 and 1.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,6 +44,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from msb_jax.baselines.checks import check_least, check_numbers
 from msb_jax.baselines.random import check_constraints
 from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, repair, violation_rate
@@ -72,14 +72,8 @@ class GtkrConfig:
 
     def __post_init__(self) -> None:
         check_constraints(self.constraints)
-        for name, least in (("n_re", 0), ("f_in", 1), ("num_permutations", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        for name in ("lam", "rate"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number >= 0, got {value}.")
+        check_least(self, {"n_re": 0, "f_in": 1, "num_permutations": 1})
+        check_numbers(self, "lam", "rate")
         for name, known in (("set_prob", SET_PROBS), ("baseline", BASELINES)):
             value = getattr(self, name)
             if value not in known:

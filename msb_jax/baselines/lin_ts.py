@@ -28,7 +28,6 @@ second at L=3,000, where this policy is slow.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
+from msb_jax.baselines.checks import check_least, check_numbers
 from msb_jax.baselines.random import check_constraints
 from msb_jax.parallel import one_or_many
 from msb_jax.problem import Problem, random_feasible_sets, random_sets
@@ -66,14 +66,8 @@ class LinTSConfig:
 
     def __post_init__(self) -> None:
         check_constraints(self.constraints)
-        for name, least in (("n_re", 0), ("f_in", 1), ("num_draws", 1)):
-            if getattr(self, name) < least:
-                value = getattr(self, name)
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        for name in ("lam", "scale"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number >= 0, got {value}.")
+        check_least(self, {"n_re": 0, "f_in": 1, "num_draws": 1})
+        check_numbers(self, "lam", "scale")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma must be in (0, 1], got {self.gamma}.")
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from msb_jax.baselines.random import learn_nothing, plan_nothing
 from msb_jax.problem import Problem
 from msb_jax.types import Key, Policy
 
@@ -40,17 +41,7 @@ def oracle(problems: Problem, actions: jax.Array) -> Policy:
         del key
         return state, state.action
 
-    def tell(
-        key: Key, state: OracleState, action: jax.Array, reward: jax.Array
-    ) -> OracleState:
-        del key, action, reward
-        return state
-
-    def refresh(key: Key, state: OracleState) -> OracleState:
-        del key
-        return state
-
     def origin(state: OracleState) -> jax.Array:
         return jnp.zeros_like(state.action[..., 0])
 
-    return Policy(init, ask, tell, refresh, origin, ("oracle",))
+    return Policy(init, ask, learn_nothing, plan_nothing, origin, ("oracle",))

@@ -27,11 +27,11 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.actor_critic import (
+    ActorCriticConfig,
     ActorCriticState,
     DualConfig,
     actor_critic,
     dual_of,
-    parts_of,
 )
 from msb_jax.baselines.planned import Proposals, plan_of, planned
 from msb_jax.networks.actor_critic import ActorNet, Params
@@ -47,24 +47,16 @@ _LEARNER = DdpgConfig(num_steps=20, actor_batch=1, actor_rate=1e-2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pdg2anetConfig:
+class Pdg2anetConfig(ActorCriticConfig):
     """Settings of `pdg2anet`."""
 
-    constraints: str = "soft"
-    n_re: int = 600  # random rounds at the start
-    f_in: int = 20  # rounds between two refreshes
     learner: DdpgConfig = _LEARNER
     hard: str = "mlp"  # hard attention; or "lstm" (the paper's, slow), or "none"
     hidden: int = 8  # size of the encodings
-    replay: str = "prioritized"  # or "uniform"
-    n_c: int = 20  # clusters of the prioritised one
-    capacity: int = 2000  # rounds kept
-    length_epoch: int = 100  # rounds between two changes of the state and of lam2
     dual: DualConfig = field(default_factory=DualConfig)
 
     def __post_init__(self) -> None:
-        plan_of(self)
-        parts_of(self)
+        super().__post_init__()
         check_stage(self.hard)
         if self.hidden < 1:
             raise ValueError(f"hidden must be at least 1, got {self.hidden}.")
@@ -73,9 +65,9 @@ class Pdg2anetConfig:
 def pdg2anet(config: Pdg2anetConfig) -> Policy:
     """Make the policy of the primal-dual G2ANet."""
     learner = actor_critic(
-        *parts_of(config),
+        config,
         draw_sets,
-        dual=dual_of(config),
+        dual=dual_of(config.dual, config.constraints),
         actor_of=lambda problem: attention_actor(config, problem),
     )
     return planned("pdg2anet", learner, plan_of(config))

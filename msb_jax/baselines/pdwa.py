@@ -21,22 +21,22 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.actor_critic import (
+    ActorCriticConfig,
     ActorCriticState,
     DualConfig,
     Propose,
     actor_critic,
     dual_of,
-    parts_of,
 )
 from msb_jax.baselines.planned import Proposals, plan_of, planned
 from msb_jax.problem import Problem, repair
-from msb_jax.samplers.ddpg import Ddpg, DdpgConfig, relative_violation
+from msb_jax.samplers.ddpg import Ddpg
 from msb_jax.samplers.wolpertinger import (
     NEIGHBOURS,
-    nearest_sets,
-    random_swaps,
+    liked_best,
+    neighbours,
+    wanted,
 )
-from msb_jax.sets import best_distinct
 from msb_jax.types import Key, Policy
 
 
@@ -62,29 +62,18 @@ class SwapConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PdwaConfig:
+class PdwaConfig(ActorCriticConfig):
     """Settings of `pdwa`."""
 
-    constraints: str = "soft"
-    n_re: int = 600  # random rounds at the start
-    f_in: int = 20  # rounds between two refreshes
-    learner: DdpgConfig = field(default_factory=DdpgConfig)
-    replay: str = "prioritized"  # or "uniform"
-    n_c: int = 20  # clusters of the prioritised one
-    capacity: int = 2000  # rounds kept
-    length_epoch: int = 100  # rounds between two changes of the state and of lam2
     swaps: SwapConfig = field(default_factory=SwapConfig)
     dual: DualConfig = field(default_factory=DualConfig)
-
-    def __post_init__(self) -> None:
-        plan_of(self)
-        parts_of(self)
 
 
 def pdwa(config: PdwaConfig) -> Policy:
     """Make the policy of the primal-dual Wolpertinger architecture."""
     propose = nearest_by_critic(config.swaps, config.constraints == "hard")
-    learner = actor_critic(*parts_of(config), propose, dual=dual_of(config))
+    dual = dual_of(config.dual, config.constraints)
+    learner = actor_critic(config, propose, dual=dual)
     return planned("pdwa", learner, plan_of(config))
 
 
@@ -95,22 +84,13 @@ def nearest_by_critic(config: SwapConfig, is_hard: bool) -> Propose:
         key: Key, functions: Ddpg, state: ActorCriticState, problem: Problem, n: int
     ) -> Proposals:
         swap_key, order_key = jax.random.split(key)
-        proto = functions.proto(state.learner, state.usage)
-        rounds = 1.0 + jnp.sum(state.counts) / problem.k
-        proto += config.bonus * jnp.sqrt(jnp.log(rounds) / (1.0 + state.counts))
+        proto = wanted(functions, state, problem.k, config.bonus)
         size = n * config.num_candidates
-        if config.neighbours == "exact":
-            actions = nearest_sets(proto, problem.k, size)
-        else:
-            actions = random_swaps(swap_key, proto, problem.k, size, config.max_swaps)
+        actions = neighbours(swap_key, config, proto, problem.k, size)
         if is_hard:
             # Before the critic looks, so that it judges what would be played.
             actions = jax.vmap(repair, in_axes=(None, 0, None))(problem, actions, proto)
-        violations = relative_violation(problem, actions)
-        values = functions.value(
-            state.learner, state.usage, actions, violations, state.price
-        )
-        best = best_distinct(actions, values, n)
+        best = liked_best(functions, state, problem, actions, n)
         best = jax.random.permutation(order_key, best)
         return Proposals(best, jnp.tile(proto[None, :], (n, 1)))
 

@@ -8,7 +8,6 @@ whose reward is NaN or infinite (a lost answer) teaches nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from msb_jax.baselines.checks import check_least
 from msb_jax.baselines.random import check_constraints
 from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, random_feasible_sets, random_sets, repair
@@ -36,10 +36,7 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         check_constraints(self.constraints)
-        for name, least in (("n_re", 0), ("f_in", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        check_least(self, {"n_re": 0, "f_in": 1})
 
 
 def plan_of(config: Any) -> PlanConfig:
@@ -47,12 +44,6 @@ def plan_of(config: Any) -> PlanConfig:
     return PlanConfig(
         constraints=config.constraints, n_re=config.n_re, f_in=config.f_in
     )
-
-
-def check_lam(lam: float) -> None:
-    """Raise unless `lam` is a price."""
-    if not (math.isfinite(lam) and lam >= 0):
-        raise ValueError(f"lam must be a number >= 0, got {lam}.")
 
 
 class Proposals(NamedTuple):

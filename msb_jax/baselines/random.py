@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.problem import Problem, random_feasible_sets, random_sets
-from msb_jax.types import Key, Policy
+from msb_jax.types import Key, Policy, State
 
 CONSTRAINTS = ("soft", "hard")
 
@@ -40,6 +40,20 @@ class RandomState(NamedTuple):
     problem: Problem
 
 
+def learn_nothing(
+    key: Key, state: State, action: jax.Array, reward: jax.Array
+) -> State:
+    """The `tell` of a policy that does not learn."""
+    del key, action, reward
+    return state
+
+
+def plan_nothing(key: Key, state: State) -> State:
+    """The `refresh` of a policy without anything to prepare."""
+    del key
+    return state
+
+
 def random(config: RandomConfig) -> Policy:
     """Make the policy that plays random sets and learns nothing."""
     draw = random_feasible_sets if config.constraints == "hard" else random_sets
@@ -51,18 +65,8 @@ def random(config: RandomConfig) -> Policy:
     def ask(key: Key, state: RandomState) -> tuple[RandomState, jax.Array]:
         return state, draw(key, state.problem, 1)[0]
 
-    def tell(
-        key: Key, state: RandomState, action: jax.Array, reward: jax.Array
-    ) -> RandomState:
-        del key, action, reward
-        return state
-
-    def refresh(key: Key, state: RandomState) -> RandomState:
-        del key
-        return state
-
     def origin(state: RandomState) -> jax.Array:
         del state
         return jnp.zeros((), jnp.int32)
 
-    return Policy(init, ask, tell, refresh, origin, ("random",))
+    return Policy(init, ask, learn_nothing, plan_nothing, origin, ("random",))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from msb_jax.baselines.checks import check_least, check_numbers
 from msb_jax.baselines.random import check_constraints
 from msb_jax.masters.history import masked_moments
 from msb_jax.masters.training import Task, train_adam
@@ -57,11 +58,7 @@ class RLfDConfig:
         least = {"n_re": 0, "f_in": 1, "hidden": 1, "heads": 1, "num_steps": 0}
         least |= {"batch_size": 1, "num_paths": 1, "num_demonstrations": 1}
         least |= {"capacity": 2, "estimator_steps": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(
-                    f"{name} must be at least {value}, got {getattr(self, name)}."
-                )
+        check_least(self, least)
         if self.hidden % self.heads:
             raise ValueError(
                 f"hidden must be a multiple of heads, got {self.hidden} and "
@@ -69,8 +66,7 @@ class RLfDConfig:
             )
         if not 0 <= self.coe <= 1:
             raise ValueError(f"coe must be in [0, 1], got {self.coe}.")
-        if not (math.isfinite(self.lam) and self.lam >= 0):
-            raise ValueError(f"lam must be a number >= 0, got {self.lam}.")
+        check_numbers(self, "lam")
         for name in ("learning_rate", "estimator_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(

@@ -19,6 +19,8 @@ from msb_jax.sets import first_copies
 
 # Below this deviation rewards count as constant and are only centred.
 MIN_DEVIATION = 1e-6
+# Rounds that may be told between two refreshes, at the least.
+MIN_SLACK = 128
 
 
 class History(NamedTuple):
@@ -125,6 +127,11 @@ def grow(history: History, capacity: int) -> History:
         rewards=jnp.pad(history.rewards, (0, extra)),
         plays=jnp.pad(history.plays, (0, extra), constant_values=1.0),
     )
+
+
+def slack(f_in: int) -> int:
+    """Rounds that may be told between two refreshes of a policy."""
+    return max(2 * f_in, MIN_SLACK)
 
 
 def make_room(

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +139,34 @@ def random_swaps(key: Key, proto: jax.Array, k: int, n: int, most: int) -> jax.A
     return actions
 
 
+def wanted(functions: Ddpg, state: Any, k: int, bonus: float) -> jax.Array:
+    """Compute the proto-action with a bonus c_u on rare arms: [L].
+
+    `state` is that of the sampler, or one that has its learner, usage and counts.
+    """
+    proto = functions.proto(state.learner, state.usage)
+    rounds = 1.0 + jnp.sum(state.counts) / k
+    return proto + bonus * jnp.sqrt(jnp.log(rounds) / (1.0 + state.counts))
+
+
+def neighbours(key: Key, config: Any, proto: jax.Array, k: int, n: int) -> jax.Array:
+    """Return n sets near a point, as `config.neighbours` says: int32[n, K]."""
+    if config.neighbours == "exact":
+        return nearest_sets(proto, k, n)
+    return random_swaps(key, proto, k, n, config.max_swaps)
+
+
+def liked_best(
+    functions: Ddpg, state: Any, problem: Problem, actions: jax.Array, n: int
+) -> jax.Array:
+    """Return the n sets of [N, K] that the critic likes best, copies last."""
+    violations = relative_violation(problem, actions)
+    values = functions.value(
+        state.learner, state.usage, actions, violations, state.price
+    )
+    return best_distinct(actions, values, n)
+
+
 def wolpertinger(config: WolpertingerConfig = WolpertingerConfig()) -> Sampler:
     """Build the primal-dual Wolpertinger sampler."""
 
@@ -159,30 +187,15 @@ def wolpertinger(config: WolpertingerConfig = WolpertingerConfig()) -> Sampler:
             proposals=jnp.zeros(()),
         )
 
-    def wanted(state: WolpertingerState, problem: Problem) -> jax.Array:
-        """The proto-action with its bonus: [L]."""
-        proto = learner_of(problem).proto(state.learner, state.usage)
-        rounds = 1.0 + jnp.sum(state.counts) / problem.k
-        return proto + config.bonus * jnp.sqrt(jnp.log(rounds) / (1.0 + state.counts))
-
     def choose(
         key: Key, state: WolpertingerState, view: View, n: int, size: int
     ) -> jax.Array:
         """The n best of `size` neighbours of the policy, by the critic: int32[n, K]."""
-        problem, proto = view.problem, wanted(state, view.problem)
-        if config.neighbours == "exact":
-            actions = nearest_sets(proto, problem.k, size)
-        else:
-            actions = random_swaps(key, proto, problem.k, size, config.max_swaps)
+        problem = view.problem
+        proto = wanted(learner_of(problem), state, problem.k, config.bonus)
+        actions = neighbours(key, config, proto, problem.k, size)
         actions = jax.vmap(legalise, in_axes=(None, 0, None))(view, actions, proto)
-        values = learner_of(problem).value(
-            state.learner,
-            state.usage,
-            actions,
-            relative_violation(problem, actions),
-            state.price,
-        )
-        return best_distinct(actions, values, n)
+        return liked_best(learner_of(problem), state, problem, actions, n)
 
     def propose(
         key: Key, state: WolpertingerState, context: Context, n: int
@@ -216,7 +229,8 @@ def wolpertinger(config: WolpertingerConfig = WolpertingerConfig()) -> Sampler:
     ) -> rp.Replay:
         """Push the pool and sets of its own; the surrogate scores all rows anew."""
         keys = jax.random.split(key, 3)
-        problem, proto = view.problem, wanted(state, view.problem)
+        problem = view.problem
+        proto = wanted(learner_of(problem), state, problem.k, config.bonus)
         half, rest = config.num_scored // 2, -(-config.num_scored // 2)
         best = choose(keys[0], state, view, half, 8 * half)
         near = random_swaps(keys[1], proto, problem.k, rest, config.max_swaps)
