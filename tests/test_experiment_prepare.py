@@ -32,7 +32,7 @@ def test_prepare__demo_and_force(
     assert code == 0 and not err and hashlib.sha256(first).hexdigest() in text
     assert load_log(out).item_vectors.shape == (12, 10)
     assert run(capsys, *asked)[::2] == (
-        1,
+        2,
         f"error: --out={out} exists; replace it with --force.\n",
     )
     assert run(capsys, *asked, "--force")[0] == 0 and out.read_bytes() == first
