@@ -52,6 +52,7 @@ class Task(NamedTuple):
     title: str
     notes: Sequence[str] = ()  # sentences for summary.md
     best_actions: np.ndarray | None = None  # [B, K] of the ground truth
+    references: Mapping[str, float] = {}  # mean rewards to compare with, by name
 
 
 class Experiment(NamedTuple):
@@ -66,6 +67,8 @@ class Experiment(NamedTuple):
     label: Callable[[Any], str]  # names the default folder
     prepare: Callable[[Any, Path, Progress], Task]
     quick: Mapping[str, Any]  # what --quick changes, unless given
+    # Fills in what the flags leave open and a file says; raises UsageError.
+    settle: Callable[[Any], Any] = lambda config: config
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
@@ -83,6 +86,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             print(flags.usage(experiment.config_class, command))
             return 0
         config, folder = _configure(experiment, given)
+        config = experiment.settle(config)
         policies = _make_policies(config)
         if folder is None:
             folder = files.new_folder(config.out, experiment.label(config))
@@ -251,8 +255,9 @@ def _run_all(
         _write_results(config, folder, ordered, policies, task)
     summary = files.read_json(folder / files.SUMMARY)
     progress.say("\n" + tables.results_table(summary["policies"]) + "\n")
-    if paired := tables.paired_table(summary["policies"]):
-        progress.say(paired + "\n")
+    for extra in (tables.relative_table, tables.paired_table):
+        if text := extra(summary["policies"]):
+            progress.say(text + "\n")
 
 
 def _run_one(
@@ -334,10 +339,13 @@ def _write_results(
                 warm_up=config.n_re,
                 lam=config.lam,
                 ground_truth=truth,
+                references=task.references,
             )
             for name, curves in done.items()
         },
     }
+    if task.references:
+        summary["references"] = dict(task.references)
     files.write_json(folder / files.SUMMARY, summary)
     text = tables.summary_markdown(
         task.title,

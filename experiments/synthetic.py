@@ -26,10 +26,7 @@ import numpy as np
 from experiments import harness
 from experiments.flags import UsageError, flag
 from experiments.progress import Progress
-from msb_jax.agent.cotraining import KINDS
-from msb_jax.agent.replay import KINDS as REPLAY
-from msb_jax.baselines.random import CONSTRAINTS
-from msb_jax.baselines.registry import MASTERS, POLICIES, check_name
+from experiments.run_flags import RunFlags
 from msb_jax.checkpoint import atomic_file
 from msb_jax.envs import synthetic as env
 from msb_jax.envs.synthetic import FORMS, GroundTruth, Instance
@@ -39,7 +36,7 @@ from msb_jax.problem import (
     stack_problems,
 )
 from msb_jax.rng import stream
-from msb_jax.samplers.registry import DEFAULT, PLAIN, SAMPLERS, make_samplers
+from msb_jax.samplers.registry import PLAIN
 
 INSTANCES = "instances.npz"
 # Conflicting pairs of the paper, out of 300 * 299 / 2.
@@ -54,18 +51,11 @@ QUICK = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(RunFlags):
     """Flags of the experiment; defaults are the paper's, where it has them."""
 
     form: str = flag("cubic", f"reward: {', '.join(FORMS)}", FORMS)
-    policies: tuple[str, ...] = flag(
-        ("master_slave", "lin_ts", "random"),
-        f"who plays, separated by commas; all: {', '.join(POLICIES)}",
-    )
-    master: str = flag("ntk_ucb", "model of the agent", tuple(MASTERS))
     rounds: int = flag(5000, "rounds, T")
-    num_seeds: int = flag(3, "instances played side by side; the paper has 10")
-    seed: int = flag(0, "of the first instance; the others follow")
     num_arms: int = flag(300, "arms, L")
     k: int = flag(20, "arms in an action, K")
     num_constraints: int | None = flag(
@@ -73,23 +63,7 @@ class Config:
     )
     feature_dim: int = flag(10, "features of an arm, D")
     noise_std: float = flag(0.1, "noise of a reward, before scaling")
-    lam: float = flag(5.0, "price of the violation rate")
-    constraints: str = flag("soft", "soft (scored) or hard (forbidden)", CONSTRAINTS)
     n_re: int | None = flag(None, "random rounds at the start; not given or -1: 2L")
-    f_in: int = flag(20, "rounds between two refreshes")
-    n_es: int = flag(10, "candidates of the agent for a round")
-    samplers: tuple[str, ...] = flag(
-        DEFAULT,
-        f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
-        "refresh",
-    )
-    cotraining: str = flag("all", f"{', '.join(KINDS)}", KINDS)
-    replay: str = flag("prioritized", f"{', '.join(REPLAY)}", REPLAY)
-    n_c: int = flag(20, "clusters of the replay buffer")
-    n_D: int = flag(20, "steps of an imitation")
-    out: str | None = flag(None, "folder; not given: results/synthetic-<form>-<time>")
-    resume: bool = flag(False, "continue the run in --out, or the latest of the flags")
-    quick: bool = flag(False, "a small problem, about a minute; flags given still hold")
 
     def __post_init__(self) -> None:
         pairs = max(0, self.num_arms * (self.num_arms - 1) // 2)
@@ -98,20 +72,12 @@ class Config:
             count = round(DENSITY * pairs)
         if warm_up is None or warm_up == -1:
             warm_up = 2 * self.num_arms
-        if self.policies == ("all",):
-            object.__setattr__(self, "policies", tuple(POLICIES))
         object.__setattr__(self, "num_constraints", count)
         object.__setattr__(self, "n_re", warm_up)
         if self.form not in FORMS:
             raise ValueError(f"--form must be one of {', '.join(FORMS)}.")
-        self._check_policies()
-        least = {"rounds": 1, "num_seeds": 1, "seed": 0, "num_arms": 1, "k": 1}
-        least |= {"feature_dim": 1, "noise_std": 0, "lam": 0, "n_re": 0}
-        least |= {"f_in": 1, "n_es": 1, "num_constraints": 0, "n_c": 1, "n_D": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= bound):
-                raise ValueError(f"--{name} must be at least {bound}, got {value}.")
+        least = {"rounds": 1, "num_arms": 1, "k": 1, "feature_dim": 1, "noise_std": 0}
+        self.check(least | {"n_re": 0, "num_constraints": 0})
         if self.k > self.num_arms:
             raise ValueError(
                 f"--k={self.k} is more than there are arms (--num_arms="
@@ -122,16 +88,6 @@ class Config:
                 f"--num_constraints={count} is more than the {pairs} pairs of "
                 f"{self.num_arms} arms."
             )
-
-    def _check_policies(self) -> None:
-        if not self.policies:
-            raise ValueError(f"--policies must name some of {', '.join(POLICIES)}.")
-        for name in self.policies:
-            check_name(name, POLICIES, "policy")
-        if len(set(self.policies)) < len(self.policies):
-            raise ValueError("--policies names a policy twice.")
-        check_name(self.master, MASTERS, "master")
-        make_samplers(self.samplers)
 
     def setting(self) -> env.SyntheticConfig:
         """Return the part of the config that the environment knows."""

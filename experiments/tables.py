@@ -54,6 +54,28 @@ def results_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown_table(header, rows)
 
 
+def relative_table(policies: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write the rewards of all rounds as shares of the references; empty if none."""
+    names = list(next(iter(policies.values()))["relative"])
+    header = ["policy", "reward, all rounds"]
+    header += [f"of {name.replace('_', ' ')}" for name in names]
+    rows = []
+    for policy, p in policies.items():
+        row = [policy, f"{p['reward_mean_all']:.4f} ± {p['reward_all_sem']:.4f}"]
+        rows.append(row + [f"{p['relative'][name]:.3f}" for name in names])
+    return markdown_table(header, rows) if names else ""
+
+
+def references_sentence(references: Mapping[str, float]) -> str:
+    """Say what the references are."""
+    values = ", ".join(f"{n.replace('_', ' ')} {v:.4f}" for n, v in references.items())
+    return (
+        f"Mean rewards over all rounds: {values}. `best fixed` is the best set of all "
+        "rounds and `clairvoyant` the best of each round, with as few conflicts as can "
+        "be; `clairvoyant free` may violate."
+    )
+
+
 def paired_table(
     policies: Mapping[str, Mapping[str, Any]], reference: str = "master_slave"
 ) -> str:
@@ -132,6 +154,9 @@ def summary_markdown(
             lines[-1] += "rounds. `--resume` continues."
     for note in notes:
         lines += ["", note]
+    if relative := relative_table(summary["policies"]):
+        lines += ["", "## What was possible", "", relative, ""]
+        lines.append(references_sentence(summary["references"]))
     if paired := paired_table(summary["policies"]):
         lines += ["", "## Seed by seed (after warm-up)", "", paired]
     if summary["ground_truth"]:

@@ -7,7 +7,7 @@ over all its rounds instead (`is_past_warm_up` tells).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ def summarise(
     warm_up: int,
     lam: float,
     ground_truth: ArrayLike | None = None,
+    references: Mapping[str, float] = {},
 ) -> dict[str, Any]:
     """Summarise the rounds that were played.
 
@@ -40,6 +41,7 @@ def summarise(
         lam: weight of the violation rate in the composite reward r - lam c.
         ground_truth: best mean reward of each seed, [] or [B]; none leaves the
             `gt_...` keys out.
+        references: mean rewards over all rounds to compare with, by name.
 
     Returns:
         The entry of one policy in `summary.json`, of plain Python numbers:
@@ -88,6 +90,12 @@ def summarise(
         },
         "reward_mean": float(reward[:, skip:].mean()),
         "reward_mean_all": float(reward.mean()),
+        "reward_all_sem": standard_error(reward.mean(axis=1)),
+        "relative": {
+            name: float(reward.mean()) / value
+            for name, value in references.items()
+            if value > 0
+        },
         "composite_mean": float((reward - lam * rate).mean()),
         "violation_rate": float(rate[:, skip:].mean()),
         "violation_rate_all": float(rate.mean()),

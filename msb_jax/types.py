@@ -102,6 +102,8 @@ class Master(NamedTuple):
     quadratic: Callable[[State, jax.Array], Quadratic]  # extractor (Q, d) on arms [A]
     draws: Callable[[Key, State, jax.Array, int], Quadratic]  # n draws of it
     grow: Callable[[State, int], State]  # host: raise the capacity
+    # `update` learns at once: the belief is formed anew at every round.
+    is_live: bool = False
 
 
 class Policy(NamedTuple):

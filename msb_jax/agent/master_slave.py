@@ -185,6 +185,8 @@ def master_slave(
         random = draw(random_key, state.problem, 1)[0]
         pool = state.pool
         belief, pairs = pool.belief, pool.pairs
+        if master.is_live:
+            belief = master.belief(state.master, pool.actions)
         deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
         mean = to_reward(belief.link, belief.mean)
         radius = state.radius * jnp.sqrt(jnp.maximum(state.surprise, 1.0))
@@ -222,9 +224,13 @@ def master_slave(
         same = jnp.all(pool.actions == jnp.sort(action)[None, :], axis=1)
         same &= jnp.isfinite(reward)
         rounds = state.master.history.rounds
-        return state._replace(
+        state = state._replace(
             master=master.update(key, state.master, action, reward),
             recent=remember(state.recent, rounds, action, reward),
+        )
+        if master.is_live:
+            return state
+        return state._replace(
             pool=pool._replace(belief=condition(pool.belief, same, reward)),
             surprise=observe(state.surprise, pool.belief, same, reward),
         )

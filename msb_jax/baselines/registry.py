@@ -23,6 +23,7 @@ Settings = Mapping[str, Any]
 MASTERS = {
     "ntk_ucb": "msb_jax.masters.ntk_ucb",
     "neural_ucb": "msb_jax.masters.neural_ucb",
+    "kalman_ucb": "msb_jax.masters.kalman_ucb",
 }
 
 

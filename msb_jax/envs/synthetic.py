@@ -118,21 +118,33 @@ def make_instance(config: SyntheticConfig, seed: int) -> Instance:
     """
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}.")
-    size, k = config.num_arms, config.k
-    streams = [np.random.default_rng([seed, i]) for i in range(3)]
-    features = streams[0].uniform(size=(size, config.feature_dim))
+    streams = [np.random.default_rng([seed, i]) for i in range(2)]
+    features = streams[0].uniform(size=(config.num_arms, config.feature_dim))
     problem = make_problem(
-        features, k, metric="ned", num_conflicts=config.num_constraints
+        features, config.k, metric="ned", num_conflicts=config.num_constraints
     )
-    theta = streams[1].uniform(0.0, 0.5, size)
+    theta = streams[1].uniform(0.0, 0.5, config.num_arms)
+    return instance_on(problem, theta, config.form, seed)
+
+
+def instance_on(problem: Problem, theta: np.ndarray, form: str, seed: int) -> Instance:
+    """Put a reward on given arms, and find its ground truth (host).
+
+    Args:
+        problem: features and conflicts, of a log for example.
+        theta: [L], in [0, 0.5].
+        form: one of `FORMS`.
+        seed: of Q, where the form has one.
+    """
+    size = problem.num_arms
     pair = np.zeros((0, 0))
-    if config.form in ("linear", "cubic"):
-        power = 3 if config.form == "cubic" else 1
-        scale, truth = _linear_truth(problem, theta, power)
+    if form in ("linear", "cubic"):
+        scale, truth = _linear_truth(problem, theta, 3 if form == "cubic" else 1)
     else:
-        pair = streams[2].uniform(0.0, 0.5, (size, size))
+        stream = np.random.default_rng([seed, 2])
+        pair = stream.uniform(0.0, 0.5, (size, size))
         pair = (pair + pair.T) / 2.0
-        whole = pair + np.outer(theta, theta) if config.form == "mixed" else pair
+        whole = pair + np.outer(theta, theta) if form == "mixed" else pair
         scale, truth = _quadratic_truth(problem, whole, seed)
     return Instance(problem, theta, pair, scale, truth)
 

@@ -117,6 +117,22 @@ def merge(history: History) -> History:
     )
 
 
+def keep_last(history: History, n: int) -> History:
+    """Let go of all rows but the last n."""
+    size = history.rewards.shape[0]
+    first = jnp.maximum(history.count - n, 0)
+    count = history.count - first
+    is_row = jnp.arange(size) < count
+    rows = jnp.minimum(jnp.arange(size) + first, size - 1)
+    return history._replace(
+        actions=jnp.where(is_row[:, None], history.actions[rows], 0),
+        rewards=jnp.where(is_row, history.rewards[rows], 0.0),
+        plays=jnp.where(is_row, history.plays[rows], 1.0),
+        count=count,
+        absorbed=jnp.maximum(history.absorbed - first, 0),
+    )
+
+
 def grow(history: History, capacity: int) -> History:
     """Raise the capacity to `capacity` rows (a no-op if it is there already)."""
     extra = capacity - history.rewards.shape[0]
