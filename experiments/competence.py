@@ -98,6 +98,7 @@ def known_view(objective: Objective) -> View:
         elite_values=jnp.full((NUM_ELITES,), -jnp.inf),
         draw_places=arms,
         draws=jax.tree.map(lambda leaf: leaf[None], objective.model),
+        reach=jnp.zeros((problem.num_arms,)),
         pool=sets[:1],
         pool_origin=jnp.full((1,), -1, jnp.int32),
         played=played,

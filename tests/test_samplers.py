@@ -64,6 +64,7 @@ def _view(problem: Problem, *, is_hard: bool, seed: int = 0) -> View:
             linear=model.linear[None] + noise,
             offset=jnp.zeros((3,)),
         ),
+        reach=jnp.full((size,), 0.1),
         pool=elites,
         pool_origin=jnp.zeros((6,), jnp.int32),
         played=elites,
@@ -222,6 +223,7 @@ def test_solver__looks_at_a_part_of_the_arms_when_told_to() -> None:
             view.draws.linear[:, arms],
             view.draws.offset,
         ),
+        reach=view.reach[arms],
     )
     sampler = solver(SolverConfig())
     state = sampler.init(jax.random.key(1), problem)

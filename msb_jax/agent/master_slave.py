@@ -13,9 +13,9 @@ Differs from the paper:
 * warm-up rounds are random feasible sets when constraints are hard (I-27);
 * a set proposed by several samplers is credited to the first of them, and a set that
   was found before also to the one that found it (I-23);
-* the radius is widened by the errors actually seen (a model that is surprised is less
-  sure than it thinks), and in one of ten rounds that would play a set whose value is
-  known it is doubled: a master that plays one set for ever learns nothing more.
+* the radius is widened by the errors actually seen: a model that is surprised is less
+  sure than it thinks;
+* the solver's candidates are improved by a search on the bound itself (`refine`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from msb_jax.agent.pool import (
     observe,
     renew_elites,
 )
+from msb_jax.agent.refine import refine
 from msb_jax.agent.view import Recent, make_view, no_rounds, remember
 from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
@@ -64,9 +65,6 @@ from msb_jax.samplers.base import Context, Sampler, View, value_of
 from msb_jax.sets import copies_last
 from msb_jax.types import Key, Master, Policy, State
 
-# A candidate is known if its deviation is below this share of the median of all.
-KNOWN = 0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class MasterSlaveConfig:
@@ -82,8 +80,6 @@ class MasterSlaveConfig:
     max_arms: int = 320  # arms the quadratic model speaks of
     num_draws: int = 16  # posterior draws of the model made for the samplers
     draw_arms: int = 96  # arms these speak of
-    bold_share: float = 0.1  # rounds with a wider radius
-    bold_factor: float = 2.0  # how much wider
     cotraining: str = "all"  # or "demonstrations", "sharing", "none"
 
     def __post_init__(self) -> None:
@@ -155,6 +151,7 @@ def master_slave(
     num_first = num_candidates - len(second) * second_share
     most = num_first - len(first) + 1
     slack = hist.slack(config.f_in)
+    is_refined = tuple(sampler.is_refined for sampler in samplers)
     is_shared = config.cotraining in ("all", "sharing")
     is_taught = config.cotraining in ("all", "demonstrations")
 
@@ -180,9 +177,8 @@ def master_slave(
         )
 
     def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
-        random_key, reach_key = jax.random.split(key)
         draw = random_feasible_sets if is_hard else random_sets
-        random = draw(random_key, state.problem, 1)[0]
+        random = draw(key, state.problem, 1)[0]
         pool = state.pool
         belief, pairs = pool.belief, pool.pairs
         if master.is_live:
@@ -191,23 +187,17 @@ def master_slave(
         mean = to_reward(belief.link, belief.mean)
         radius = state.radius * jnp.sqrt(jnp.maximum(state.surprise, 1.0))
 
-        def choose(reach: jax.Array) -> jax.Array:
-            upper = to_reward(belief.link, belief.mean + reach * deviation)
-            total = total_score(
-                mean,
-                upper - mean,
-                pairs,
-                pairs / jnp.maximum(state.problem.num_conflicts, 1),
-                config.lam,
-                config.constraints,
-                1.0 + jnp.max(jnp.abs(mean)),
-            )
-            return jnp.argmax(total)
-
-        best = choose(radius)
-        is_known = deviation[best] < KNOWN * jnp.median(deviation)
-        is_bold = is_known & jax.random.bernoulli(reach_key, config.bold_share)
-        best = jnp.where(is_bold, choose(config.bold_factor * radius), best)
+        upper = to_reward(belief.link, belief.mean + radius * deviation)
+        total = total_score(
+            mean,
+            upper - mean,
+            pairs,
+            pairs / jnp.maximum(state.problem.num_conflicts, 1),
+            config.lam,
+            config.constraints,
+            1.0 + jnp.max(jnp.abs(mean)),
+        )
+        best = jnp.argmax(total)
         is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
         action = jnp.where(is_random, random, pool.actions[best])
         state = state._replace(
@@ -326,13 +316,24 @@ def master_slave(
         return tuple(new_states), shared, jnp.sort(pool, axis=1), origin
 
     def judge(
+        key: Key,
         learned: State,
-        problem: Problem,
+        view: View,
         elites: Elites,
         actions: jax.Array,
         origin: jax.Array,
     ) -> tuple[Pool, jax.Array]:
         """The master forms its belief over the pool, and chooses the radius."""
+        problem = view.problem
+        if any(is_refined):
+            actions = refine(
+                key,
+                lambda sets: master.score(learned, sets).total,
+                view,
+                actions,
+                jnp.array(is_refined)[origin],
+            )
+            actions = jnp.sort(actions, axis=1)
         pool = Pool(
             actions=actions,
             pairs=violated_pairs(problem, actions),
@@ -380,7 +381,7 @@ def master_slave(
         )
         watch("samplers", actions)
         pool, radius = run_judge(
-            state.master, state.problem, state.elites, actions, origin
+            stream(keys, "judge"), state.master, view, state.elites, actions, origin
         )
         watch("score", pool)
         return state._replace(

@@ -14,10 +14,15 @@ from msb_jax.masters.scoring import HARD_PRICE
 from msb_jax.problem import Problem, violated_pairs
 from msb_jax.samplers.base import View, promising
 from msb_jax.solvers.local_search import penalise
-from msb_jax.types import Key, Master, State
+from msb_jax.types import Key, Master, Quadratic, State
 
 if TYPE_CHECKING:
     from msb_jax.agent.master_slave import MasterSlaveConfig
+
+
+# Bonus of an arm in a search, in deviations of what it adds. It only has to make
+# searches differ; the sets that they find are scored by the whole bound.
+REACH = 0.2
 
 
 class Recent(NamedTuple):
@@ -86,6 +91,7 @@ def make_view(
     best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)
     places = promising(model, best, max(config.draw_arms, problem.k))
     draws = master.draws(key, learned, arms[places], config.num_draws)
+    reach = slope_deviation(model, draws, places, best)
     if not is_hard:
         model = penalise(model, problem.conflicts[arms][:, arms], soft_price)
     is_played = jnp.isfinite(recent.rewards)
@@ -103,12 +109,35 @@ def make_view(
         elite_values=values,
         draw_places=places,
         draws=draws,
+        reach=REACH * reach,
         pool=jnp.where(is_empty, substitutes, candidates.actions),
         pool_origin=jnp.where(is_empty, -1, candidates.origin),
         played=recent.actions,
         played_values=to_latent(link, jnp.where(is_played, recent.rewards, 0.0)),
         is_played=is_played,
     )
+
+
+def slope_deviation(
+    model: Quadratic, draws: Quadratic, places: jax.Array, top: jax.Array
+) -> jax.Array:
+    """How unsure the model is of what an arm adds to the set `top`: [A].
+
+    Arms that the draws do not speak of are taken for as unknown as any other.
+
+    Args:
+        model: on A arms.
+        draws: [R, ...] of it, on `places`.
+        places: int32[A'], sorted, the set among them.
+        top: int32[K], places of its arms in `model`.
+    """
+    own = jnp.searchsorted(places, top)
+    pair = draws.pair - model.pair[places][:, places][None]
+    linear = draws.linear - model.linear[places][None]
+    slope = linear + 2.0 * jnp.sum(pair[:, own], axis=1)  # [R, A']
+    deviation = jnp.sqrt(jnp.mean(jnp.square(slope), axis=0))
+    whole = jnp.full((model.linear.shape[0],), jnp.max(deviation))
+    return whole.at[places].set(deviation)
 
 
 def best_played(

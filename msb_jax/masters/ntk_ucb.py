@@ -60,8 +60,8 @@ class NtkUcbConfig:
     """Settings of the closed-form master."""
 
     depth: int = 2  # weight matrices of the network whose limit is taken
-    radius: float = 1.5  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
-    nu: float = 0.035  # 0 makes the radius a constant
+    radius: float = 2.0  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
+    nu: float = 0.04  # 0 makes the radius a constant
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once

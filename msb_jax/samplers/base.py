@@ -33,6 +33,7 @@ class View(NamedTuple):
     elite_values: jax.Array  # [E] their expected reward less price, best first
     draw_places: jax.Array  # [A'] int32, sorted: the places in `arms` of `draws`
     draws: Quadratic  # [R, ...] posterior draws of the model, on those arms
+    reach: jax.Array  # [A] a bonus for arms of which little is known
     pool: jax.Array  # [N, K] int32, what all samplers proposed last time
     pool_origin: jax.Array  # [N] int32, who; -1 before the first proposals
     played: jax.Array  # [E', K] int32, the last rounds, in no order
@@ -61,6 +62,7 @@ class Sampler(NamedTuple):
     request: Callable[[Key, State, View], Any] | None = None
     solve: Callable[[Any, Any], Any] | None = None
     is_second_stage: bool = False  # proposes after, and from, the others
+    is_refined: bool = False  # the better half of its sets is improved on the bound
     # Steps of cross-entropy of its real-valued output towards a set int32[K].
     imitate: Callable[[Key, State, Context, jax.Array], State] | None = None
 

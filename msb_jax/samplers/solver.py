@@ -4,8 +4,10 @@ First-order program: SCIP maximises b'x, b the master's marginals (paper, proble
 Second-order program: x'Qx + d'x (problem (5)). At L=300 that one cannot be solved to
 optimality, so a vmapped tabu search finds the incumbent, and SCIP gets it as a start
 on the arms that matter, with a node limit; the better one wins. Around the optimum:
-the best single swaps, the optima of randomised models (posterior draws, shrunk towards
-the mean), and the paper's Beta perturber.
+the best single swaps, the ends of walks with a bonus for arms of which little is known,
+the optima of randomised models (posterior draws, shrunk towards the mean), and the
+paper's Beta perturber. The master then improves the better half of all on its own
+bound (`agent.refine`).
 
 Source: paper, "Solver sampler"; ALGORITHMS I-1, I-20, I-34.
 
@@ -29,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from msb_jax.problem import Problem, to_multi_hot
+from msb_jax.rng import stream
 from msb_jax.samplers.base import (
     Context,
     Sampler,
@@ -42,6 +45,7 @@ from msb_jax.samplers.base import (
     value_of,
 )
 from msb_jax.solvers import local_search, scip
+from msb_jax.solvers.bound_search import Terrain, walk
 from msb_jax.types import Key, Quadratic
 
 
@@ -54,7 +58,6 @@ class SolverConfig:
     draw_steps: int = 40  # swaps on each randomised model
     draw_scales: tuple[float, float] = (0.2, 1.0)  # share of the posterior deviation
     beta_share: float = 0.1  # of the proposals: the paper's perturber
-    swap_share: float = 0.7  # of the rest: best single swaps
     epsilon: float = 0.05  # eps0 of the Beta perturber
     linear_nodes: int = 200  # node limit of the linear program
     program_arms: int = 40  # arms of the quadratic program given to SCIP
@@ -81,7 +84,7 @@ class SolverRequest(NamedTuple):
     refreshes: jax.Array  # [] int32
     pair_price: jax.Array  # [] inf: conflicts are forbidden
     marginals: jax.Array  # [L]
-    walks: jax.Array  # [W, K] sets found by search on the mean model
+    walks: jax.Array  # [2W, K] sets found by search, without and with a bonus
     best: jax.Array  # [K] the best of them
     arms: jax.Array  # [A'] the arms of the quadratic program
     conflicts: jax.Array  # [A', A']
@@ -140,6 +143,8 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
             view.model, forbidden, starts, num_steps=config.num_steps
         )
         top = walks[jnp.argmax(values)]
+        terrain = Terrain(local_search.hollow(view.model), forbidden, view.reach)
+        bold = walk(stream(key, "bold"), terrain, starts, config.num_steps)
         places = promising(view.model, top, max(config.program_arms, top.shape[0]))
         model = unpriced(view)
         conflicts = view.problem.conflicts[view.arms][:, view.arms]
@@ -147,7 +152,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
             refreshes=state.refreshes,
             pair_price=view.pair_price,
             marginals=view.marginals,
-            walks=view.arms[walks],
+            walks=view.arms[jnp.concatenate([walks, bold])],
             best=view.arms[top],
             arms=view.arms[places],
             conflicts=conflicts[places][:, places],
@@ -171,7 +176,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
     def propose(key: Key, state: SolverState, context: Context, n: int) -> jax.Array:
         del state
         view, asked, answer = context.view, context.request, context.answer
-        beta_key, fix_key, swap_key = jax.random.split(key, 3)
+        beta_key, fix_key = jax.random.split(key)
         num_arms = view.problem.num_arms
         candidates = jnp.stack([asked.best, answer.first_order, answer.second_order])
         best = candidates[jnp.argmax(value_of(view, candidates))]
@@ -185,7 +190,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         found.append(jax.vmap(legalise, in_axes=(None, 0, 0))(view, noisy, priority))
         left = n - sum(part.shape[0] for part in found)
         if left > 0:
-            found.append(_neighbours(swap_key, config, view, best, left))
+            found.append(_neighbours(view, best, left))
         order = interleave([part.shape[0] for part in found])
         return jnp.concatenate(found)[order[:n]].astype(jnp.int32)
 
@@ -196,6 +201,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         update=update,
         request=request,
         solve=solve,
+        is_refined=True,
     )
 
 
@@ -224,10 +230,8 @@ def _randomised(config: SolverConfig, view: View, best: jax.Array) -> jax.Array:
     return arms[jax.vmap(search)(mixed)]
 
 
-def _neighbours(
-    key: Key, config: SolverConfig, view: View, best: jax.Array, n: int
-) -> jax.Array:
-    """The best single swaps of `best` and some random double ones: int32[n, K]."""
+def _neighbours(view: View, best: jax.Array, n: int) -> jax.Array:
+    """The best single swaps of `best`, which fills the places of missing ones."""
     top = to_local(view, best[None], all_places(view))[0]
     forbidden = view.forbidden[view.arms][:, view.arms]
     gains, allowed = local_search.swap_gains(
@@ -235,15 +239,11 @@ def _neighbours(
     )
     gains = jnp.where(allowed, gains, local_search.FORBIDDEN).reshape(-1)
     size = view.arms.shape[0]
-    num_single = min(int(config.swap_share * n), gains.shape[0])
-    gain, cells = jax.lax.top_k(gains, num_single)
+    gain, cells = jax.lax.top_k(gains, min(n, gains.shape[0]))
     swapped = jax.vmap(lambda cell: top.at[cell // size].set(cell % size))(cells)
     is_legal = gain > local_search.FORBIDDEN
     single = view.arms[jnp.where(is_legal[:, None], swapped, top[None])]
-    double = jax.vmap(local_search.random_swaps, in_axes=(0, None, None, None))(
-        jax.random.split(key, n - num_single), view.forbidden, best, 2
-    )
-    return jnp.concatenate([single, double])
+    return jnp.concatenate([single, jnp.tile(best, (n - single.shape[0], 1))])
 
 
 def interleave(sizes: Sequence[int]) -> np.ndarray:

@@ -173,26 +173,3 @@ def tabu_search(
         return walk.best_action, evaluate(model, walk.best_action)
 
     return jax.vmap(search)(starts.astype(jnp.int32))
-
-
-def random_swaps(
-    key: jax.Array, conflicts: jax.Array, action: jax.Array, num_swaps: int
-) -> jax.Array:
-    """Exchange `num_swaps` random arms of a set for random others, feasibly.
-
-    A position for which no arm can come in without a new conflict stays as it is.
-    """
-    num_arms, k = conflicts.shape[0], action.shape[0]
-    noise = jax.random.uniform(key, (num_swaps, num_arms + 1))
-
-    def step(action: jax.Array, noise: jax.Array) -> tuple[jax.Array, None]:
-        position = (noise[-1] * k).astype(jnp.int32)
-        out = action[position]
-        clashes = jnp.sum(conflicts[action], axis=0, dtype=jnp.int32)
-        allowed = clashes - conflicts[out].astype(jnp.int32) <= clashes[out]
-        allowed &= ~jnp.zeros((num_arms,), bool).at[action].set(True)
-        arm = jnp.argmax(jnp.where(allowed, noise[:-1], -1.0)).astype(jnp.int32)
-        arm = jnp.where(jnp.any(allowed), arm, out)
-        return action.at[position].set(arm), None
-
-    return jax.lax.scan(step, action.astype(jnp.int32), noise)[0]
