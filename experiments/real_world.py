@@ -51,6 +51,8 @@ class Config(RunFlags):
         tuple(MASTERS),
     )
     f_in: int = flag(5, "rounds between two refreshes")
+    lin_gamma: float = flag(0.97, "gamma of d_lin_ts, the weight of an older round")
+    lin_scale: float = flag(0.1, "of d_lin_ts: times the posterior deviation")
     dataset: str = flag("demo", f"which log: {', '.join(DATASETS)}", DATASETS)
     data: str | None = flag(None, "the prepared log, .npz (not for demo)")
     user: int | None = flag(None, "whose clicks; not given: the busiest user's")
@@ -210,17 +212,13 @@ def real_task(
 def synthetic_task(
     config: Config, log: Log, problem: Problem, progress: Progress
 ) -> harness.Task:
-    """Put a synthetic reward on the arms of the log; every seed has its own Q."""
+    """Put a synthetic reward on the arms of the log, the same for all seeds."""
     theta = liking(log, clicks_of(config, log))
-    seeds = range(config.seed, config.seed + config.num_seeds)
-    progress.start("ground truth", len(seeds), unit="instance")
-    instances = []
-    for done, seed in enumerate(seeds, 1):
-        made = synthetic.instance_on(problem, theta, config.feedback, seed)
-        instances.append(made)
-        progress.update(done)
+    progress.start("ground truth", 1, unit="instance")
+    instance = synthetic.instance_on(problem, theta, config.feedback, config.seed)
     progress.stop()
-    states = [synthetic.env_state(instance) for instance in instances]
+    seeds = range(config.seed, config.seed + config.num_seeds)
+    states = [synthetic.env_state(instance)] * config.num_seeds
     setting = synthetic.SyntheticConfig(
         form=config.feedback,
         num_arms=problem.num_arms,
@@ -233,12 +231,9 @@ def synthetic_task(
         env_states=jax.tree.map(lambda *leaves: jnp.stack(leaves), *states),
         problems=problem,
         keys=jnp.zeros(()),
-        ground_truth=[
-            describe_truth(seed, instance.ground_truth)
-            for seed, instance in zip(seeds, instances, strict=True)
-        ],
+        ground_truth=[describe_truth(seed, instance.ground_truth) for seed in seeds],
         title="",
-        best_actions=np.stack([instance.ground_truth.action for instance in instances]),
+        best_actions=np.stack([instance.ground_truth.action] * config.num_seeds),
     )
 
 

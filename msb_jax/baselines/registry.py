@@ -81,6 +81,15 @@ def _neural_diag(settings: Settings) -> Policy:
     return _master_slave({**settings, **diagonal})
 
 
+def _d_lin_ts(settings: Settings) -> Policy:
+    """Make the discounted peer, with the settings lin_gamma and lin_scale if given."""
+    own = {
+        n: settings[f"lin_{n}"] for n in ("gamma", "scale") if f"lin_{n}" in settings
+    }
+    settings = {**settings, **own}
+    return _plain("msb_jax.baselines.d_lin_ts", "d_lin_ts", settings)
+
+
 def _oracle(settings: Settings) -> Policy:
     """Make the policy that is told the best sets, settings["truth"]."""
     module = importlib.import_module("msb_jax.baselines.oracle")
@@ -93,7 +102,7 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "master_slave": _master_slave,
     "neural_diag": _neural_diag,
     "lin_ts": partial(_plain, "msb_jax.baselines.lin_ts", "lin_ts"),
-    "d_lin_ts": partial(_plain, "msb_jax.baselines.d_lin_ts", "d_lin_ts"),
+    "d_lin_ts": _d_lin_ts,
     "gp_ucb": partial(_plain, "msb_jax.baselines.gp_ucb", "gp_ucb"),
     "csar_est1": partial(_plain, "msb_jax.baselines.csar", "csar_est1"),
     "csar_est2": partial(_plain, "msb_jax.baselines.csar", "csar_est2"),

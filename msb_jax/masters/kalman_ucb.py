@@ -257,7 +257,8 @@ def kalman_ucb(config: KalmanUcbConfig = KalmanUcbConfig()) -> Master:
         part = joint[places][:, places]
         values, vectors = jnp.linalg.eigh(part)
         root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
-        made = whole[places] + jax.random.normal(key, (n, places.size)) @ root.T
+        noise = jax.random.normal(key, (n, places.size)) @ root.T
+        made = whole[places][None, :] + noise
         return Quadratic(
             pair=jnp.zeros((n, arms.size, arms.size)),
             linear=made[:, :-1],
