@@ -34,10 +34,19 @@ from msb_jax.envs import replay_log as replay
 from msb_jax.envs import synthetic
 from msb_jax.problem import METRICS, Problem, make_problem, stack_problems
 from msb_jax.rng import stream
-from msb_jax.samplers.registry import PLAIN
+from msb_jax.samplers.registry import PLAIN, SAMPLERS
 
 FEEDBACK = ("real", *synthetic.FORMS)
 MOST_ROUNDS = 5000  # of the paper
+# The learners train every 40 rounds; the candidates are made anew every 5.
+SEASONED = (
+    "solver",
+    "wolpertinger:8",
+    "g2anet:8",
+    "cem_ppo:8",
+    "random_best",
+    "teacher_student",
+)
 QUICK = {"rounds": 400, "num_seeds": 2, "samplers": PLAIN}
 
 
@@ -51,6 +60,11 @@ class Config(RunFlags):
         tuple(MASTERS),
     )
     f_in: int = flag(5, "rounds between two refreshes")
+    samplers: tuple[str, ...] = flag(
+        SEASONED,
+        f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
+        "refresh",
+    )
     lin_gamma: float = flag(0.97, "gamma of d_lin_ts, the weight of an older round")
     lin_scale: float = flag(0.1, "of d_lin_ts: times the posterior deviation")
     dataset: str = flag("demo", f"which log: {', '.join(DATASETS)}", DATASETS)
