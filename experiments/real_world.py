@@ -65,6 +65,11 @@ class Config(RunFlags):
         f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
         "refresh",
     )
+    discount: str | None = flag(  # type: ignore[assignment]
+        None,
+        "of ntk_ucb and neural_ucb: the weight of an older round, or auto; not given: "
+        "auto, with synthetic feedback 1",
+    )
     lin_gamma: float = flag(0.97, "gamma of d_lin_ts, the weight of an older round")
     lin_scale: float = flag(0.1, "of d_lin_ts: times the posterior deviation")
     dataset: str = flag("demo", f"which log: {', '.join(DATASETS)}", DATASETS)
@@ -97,6 +102,8 @@ class Config(RunFlags):
         is_real = self.feedback == "real"
         if self.n_re is None and is_real:
             object.__setattr__(self, "n_re", 2 * self.k)
+        if self.discount is None:
+            object.__setattr__(self, "discount", "auto" if is_real else "1")
         if self.master is None:
             object.__setattr__(self, "master", "kalman_ucb" if is_real else "ntk_ucb")
         least: dict[str, float] = {"k": 1, "noise_std": 0, "tau": 0}

@@ -11,6 +11,7 @@ from msb_jax.agent.cotraining import KINDS
 from msb_jax.agent.replay import KINDS as REPLAY
 from msb_jax.baselines.random import CONSTRAINTS
 from msb_jax.baselines.registry import MASTERS, POLICIES, check_name
+from msb_jax.masters.discount import AUTO
 from msb_jax.samplers.registry import DEFAULT, SAMPLERS, make_samplers
 
 LEAST = {"num_seeds": 1, "seed": 0, "lam": 0, "f_in": 1, "n_es": 1, "n_c": 1, "n_D": 0}
@@ -40,6 +41,9 @@ class RunFlags:
     replay: str = flag("prioritized", f"{', '.join(REPLAY)}", REPLAY)
     n_c: int = flag(20, "clusters of the replay buffer")
     n_D: int = flag(20, "steps of an imitation")
+    discount: str = flag(
+        "1", "of ntk_ucb and neural_ucb: the weight of an older round, or auto"
+    )
     out: str | None = flag(None, "folder; not given: results/<experiment>-<time>")
     resume: bool = flag(False, "continue the run in --out, or the latest of the flags")
     quick: bool = flag(False, "a small problem, about a minute; flags given still hold")
@@ -60,7 +64,18 @@ class RunFlags:
             raise ValueError("--policies names a policy twice.")
         check_name(self.master, MASTERS, "master")
         make_samplers(self.samplers)
+        if self.discount != AUTO and not _is_share(self.discount):
+            raise ValueError(
+                f"--discount must be a number in (0, 1] or {AUTO}, got {self.discount}."
+            )
         for name, bound in (LEAST | dict(least)).items():
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= bound):
                 raise ValueError(f"--{name} must be at least {bound}, got {value}.")
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False

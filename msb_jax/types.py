@@ -104,6 +104,8 @@ class Master(NamedTuple):
     grow: Callable[[State, int], State]  # host: raise the capacity
     # `update` learns at once: the belief is formed anew at every round.
     is_live: bool = False
+    # [] rounds after which a reward says little of today; None: it always does.
+    memory: Callable[[State], jax.Array] | None = None
 
 
 class Policy(NamedTuple):

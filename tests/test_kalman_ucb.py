@@ -171,3 +171,13 @@ def test_draws__have_the_mean_and_the_spread_of_the_belief() -> None:
 def test_config__says_what_is_wrong(settings: dict, sentence: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match=sentence):
         KalmanUcbConfig(**settings)
+
+
+def test_memory__is_that_of_the_chosen_filter() -> None:
+    actions, rewards = some_rounds(5)
+    moving = tell_all(ONE, actions, rewards)
+    assert ONE.taus == (5.0,)
+    memory = kalman_ucb(ONE).memory
+    assert memory is not None and float(memory(moving)) == pytest.approx(10.0)
+    still = kalman_ucb(STILL).memory
+    assert still is not None and np.isinf(still(tell_all(STILL, actions, rewards)))

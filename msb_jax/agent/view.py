@@ -95,6 +95,10 @@ def make_view(
     if not is_hard:
         model = penalise(model, problem.conflicts[arms][:, arms], soft_price)
     is_played = jnp.isfinite(recent.rewards)
+    if master.memory is not None:
+        size = recent.rewards.shape[0]
+        age = (learned.history.rounds - 1 - jnp.arange(size)) % size
+        is_played &= age < master.memory(learned)
     is_empty = candidates.actions[0, 0] < 0
     substitutes = jnp.resize(elites, candidates.actions.shape)
     return View(

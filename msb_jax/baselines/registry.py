@@ -67,6 +67,9 @@ def _master_slave(settings: Settings) -> Policy:
     agent = importlib.import_module("msb_jax.agent.master_slave")
     samplers = importlib.import_module("msb_jax.samplers.registry")
     settings = {"block": settings.get("f_in", 20), **settings}
+    discount = settings.get("discount", 1.0)
+    if discount != "auto":
+        settings["discount"] = float(discount)  # a flag is a word
     name = settings.get("master", "ntk_ucb")
     check_name(name, MASTERS, "master")
     master = _plain(MASTERS[name], name, settings)

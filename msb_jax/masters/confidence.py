@@ -124,12 +124,12 @@ def gram(a: Factors, b: Factors, num_arms: int, width: int) -> jax.Array:
     layer a_0 . a_0' is the overlap of the two sets over K.
     """
     k = a.actions.shape[1]
-    first = _dots(first_deltas(a, width), first_deltas(b, width)) / width
+    first = dots(first_deltas(a, width), first_deltas(b, width)) / width
     total = overlaps(a.actions, b.actions, num_arms) / k * first
     for layer in range(a.deltas.shape[1]):
-        below = _dots(a.activations[:, layer], b.activations[:, layer])
+        below = dots(a.activations[:, layer], b.activations[:, layer])
         if layer + 1 < a.deltas.shape[1]:
-            above = _dots(a.deltas[:, layer + 1], b.deltas[:, layer + 1]) / width
+            above = dots(a.deltas[:, layer + 1], b.deltas[:, layer + 1]) / width
             total = total + below * above
         else:
             total = total + below  # delta_D = sqrt(m)
@@ -178,20 +178,20 @@ def exact_confidence(
     at = params if history_params is None else history_params
     seen = jax.vmap(gradient, in_axes=(shared, 0))(at, history)  # [T, P]
     new = jax.vmap(gradient, in_axes=(None, 0))(params, candidates)  # [N, P]
-    regular = _dots(seen, seen) + lam1 * jnp.eye(seen.shape[0])
-    solved = _solve(jnp.linalg.cholesky(regular).T, _dots(seen, new))  # [T, N]
+    regular = dots(seen, seen) + lam1 * jnp.eye(seen.shape[0])
+    solved = solve_upper(jnp.linalg.cholesky(regular).T, dots(seen, new))  # [T, N]
     norm = jnp.sum(jnp.square(new), axis=1)
     floor = norm / (lam1 + jnp.sum(jnp.square(seen)))
     variance = (norm - jnp.sum(jnp.square(solved), axis=0)) / lam1
     return jnp.sqrt(jnp.maximum(variance, floor))
 
 
-def _dots(a: jax.Array, b: jax.Array) -> jax.Array:
+def dots(a: jax.Array, b: jax.Array) -> jax.Array:
     """Multiply a b' in full float32, also where the default is less."""
     return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _solve(upper: jax.Array, rhs: jax.Array) -> jax.Array:
+def solve_upper(upper: jax.Array, rhs: jax.Array) -> jax.Array:
     """Solve U'V = rhs. The transpose of a stored U is read in place, while a stored
     lower factor would be copied into the order of LAPACK first (five times slower).
     """
@@ -216,7 +216,7 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         """Return V = U'^{-1} K(rows, new), [C, N]; zero beyond num_rows."""
         is_row = jnp.arange(state.upper.shape[0]) < state.num_rows
         cross = gram(state.rows, new, num_arms, width)
-        return _solve(state.upper, jnp.where(is_row[:, None], cross, 0.0))
+        return solve_upper(state.upper, jnp.where(is_row[:, None], cross, 0.0))
 
     def absorb(state: ExactState, new: Factors, num_new: jax.Array) -> ExactState:
         block = jnp.arange(new.actions.shape[0])
@@ -226,7 +226,7 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         place = jnp.where(is_new, state.num_rows + block, capacity)
         solved = project(state, new)  # [C, b]
         inner = gram(new, new, num_arms, width)
-        schur = inner + lam1 * jnp.eye(block.size) - _dots(solved.T, solved.T)
+        schur = inner + lam1 * jnp.eye(block.size) - dots(solved.T, solved.T)
         is_pair = is_new[:, None] & is_new[None, :]
         corner = jnp.linalg.cholesky(jnp.where(is_pair, schur, jnp.eye(block.size)))
         columns = solved.at[place].add(corner.T, mode="drop")
@@ -245,14 +245,14 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         return norm / (lam1 + state.trace)
 
     def variance(state: ExactState, new: Factors) -> jax.Array:
-        norm = _norms(new, width)
+        norm = norms(new, width)
         left = norm - jnp.sum(jnp.square(project(state, new)), axis=0)
         return jnp.maximum(left / lam1, floor(state, norm))
 
     def covariance(state: ExactState, new: Factors) -> jax.Array:
         solved = project(state, new)
         inner = gram(new, new, num_arms, width)
-        cov = (inner - _dots(solved.T, solved.T)) / lam1
+        cov = (inner - dots(solved.T, solved.T)) / lam1
         missing = floor(state, jnp.diagonal(inner)) - jnp.diagonal(cov)
         return cov + jnp.diag(jnp.maximum(missing, 0.0))
 
@@ -276,7 +276,7 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
     return Confidence(init, absorb, variance, covariance, log_det, grow)
 
 
-def _norms(grads: Factors, width: int) -> jax.Array:
+def norms(grads: Factors, width: int) -> jax.Array:
     """Compute |g|^2 / m: float32[N]."""
     total = jnp.sum(jnp.square(first_deltas(grads, width)), axis=1) / width
     inside = jnp.sum(jnp.square(grads.activations), axis=2)  # [N, D-1]
@@ -286,18 +286,31 @@ def _norms(grads: Factors, width: int) -> jax.Array:
     return total
 
 
-def _diagonal(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
-    def squares(grads: Factors) -> DiagonalState:
-        """Return g * g / m by layers; the first layer for one arm of the set."""
-        first = jnp.square(first_deltas(grads, width)) / (
-            width * grads.actions.shape[1]
-        )
-        below = jnp.square(grads.activations)
-        above = jnp.square(grads.deltas) / width
-        hidden = below[:, :-1, :, None] * above[:, 1:, None, :]
-        last = below[:, -1] if depth > 1 else jnp.zeros((first.shape[0], 0))
-        return DiagonalState(first, hidden, last)
+def squares(grads: Factors, width: int) -> DiagonalState:
+    """Return g * g / m by layers; the first layer for one arm of the set."""
+    first = jnp.square(first_deltas(grads, width)) / (width * grads.actions.shape[1])
+    below = jnp.square(grads.activations)
+    above = jnp.square(grads.deltas) / width
+    hidden = below[:, :-1, :, None] * above[:, 1:, None, :]
+    is_deep = grads.deltas.shape[1] > 0
+    last = below[:, -1] if is_deep else jnp.zeros((first.shape[0], 0))
+    return DiagonalState(first, hidden, last)
 
+
+def spread_squares(
+    state: DiagonalState, square: DiagonalState, actions: jax.Array, weight: jax.Array
+) -> DiagonalState:
+    """Add the squares of rows [b, K] to a diagonal, each with its weight [b]."""
+    first = (square.first * weight[:, None])[:, None, :]  # [b, 1, m]
+    spread = jnp.broadcast_to(first, (*actions.shape, first.shape[2]))
+    return DiagonalState(
+        first=state.first.at[actions].add(spread),
+        hidden=state.hidden + jnp.tensordot(weight, square.hidden, axes=1),
+        last=state.last + weight @ square.last,
+    )
+
+
+def _diagonal(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
     def init(capacity: int, k: int) -> DiagonalState:
         del capacity, k
         columns = width if depth > 1 else 1
@@ -309,17 +322,10 @@ def _diagonal(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
 
     def absorb(state: DiagonalState, new: Factors, num_new: jax.Array) -> DiagonalState:
         is_new = (jnp.arange(new.actions.shape[0]) < num_new).astype(jnp.float32)
-        square = squares(new)
-        first = (square.first * is_new[:, None])[:, None, :]  # [b, 1, m]
-        spread = jnp.broadcast_to(first, (*new.actions.shape, first.shape[2]))
-        return DiagonalState(
-            first=state.first.at[new.actions].add(spread),
-            hidden=state.hidden + jnp.tensordot(is_new, square.hidden, axes=1),
-            last=state.last + is_new @ square.last,
-        )
+        return spread_squares(state, squares(new, width), new.actions, is_new)
 
     def variance(state: DiagonalState, new: Factors) -> jax.Array:
-        square = squares(new)
+        square = squares(new, width)
         arms = jnp.sum(1.0 / state.first[new.actions], axis=1)  # [N, m]
         total = jnp.sum(square.first * arms, axis=1) + square.last @ (1.0 / state.last)
         return total + jnp.tensordot(square.hidden, 1.0 / state.hidden, axes=3)
@@ -328,7 +334,7 @@ def _diagonal(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         scale = [x.reshape(-1) for x in state]
         grads = flat_gradients(new, num_arms, width)
         scaled = grads / jnp.sqrt(width * jnp.concatenate(scale))[None, :]
-        return _dots(scaled, scaled)
+        return dots(scaled, scaled)
 
     def log_det(state: DiagonalState) -> jax.Array:
         return sum((jnp.sum(jnp.log(x / lam1)) for x in state), start=jnp.zeros(()))
@@ -359,11 +365,11 @@ def _full(num_arms: int, width: int, size: int, lam1: float) -> Confidence:
 
     def covariance(state: FullState, new: Factors) -> jax.Array:
         rows = features(new)
-        return _dots(_dots(rows, state.inverse), rows)
+        return dots(dots(rows, state.inverse), rows)
 
     def variance(state: FullState, new: Factors) -> jax.Array:
         rows = features(new)
-        return jnp.sum(_dots(rows, state.inverse) * rows, axis=1)
+        return jnp.sum(dots(rows, state.inverse) * rows, axis=1)
 
     def log_det(state: FullState) -> jax.Array:
         return state.log_det

@@ -5,6 +5,11 @@ short of the optimum on quadratic rewards. The likelihood of a Gaussian process 
 kernel sum_i w_i T_i is smooth in log w, so a few dozen Adam steps on a few hundred
 rows are enough, warm-started from the last fit. The unknown constant of the reward is
 integrated out (restricted likelihood), and the power of the `link` is fitted along.
+
+Rows may count less than one round (`discount`): the likelihood of a row of weight w is
+taken to the power w. As a function of the kernel that is a row of noise 1 / w; but it
+brings w / 2 of the logarithm of the noise, not a half, or old rows would be evidence
+that there is no noise.
 """
 
 from __future__ import annotations
@@ -110,13 +115,15 @@ def negative_evidence(
         grams: [3, n, n] the kernel terms.
         targets: power -> [n] latent rewards, 0 where there is no row.
         is_row: [n].
-        plays: [n] rounds of a row.
+        plays: [n] rounds of a row, or its weight if below 1.
         min_noise: see `noise_floor`.
     """
     scales, power = jnp.exp(params[:4]), params[4]
     gram = jnp.einsum("i,inm->nm", scales[:-1], grams)
+    missing = jnp.sum(is_row * (1.0 - jnp.minimum(plays, 1.0)))
     plays = jnp.minimum(plays, MAX_PLAYS)
-    noise = (scales[-1] + noise_floor(scales[:-1], min_noise)) / plays
+    one_round = scales[-1] + noise_floor(scales[:-1], min_noise)
+    noise = one_round / plays
     diagonal = jnp.where(is_row > 0, noise, 1.0)
     factor = jnp.linalg.cholesky(gram + jnp.diag(diagonal))
     root = solve_triangular(factor, jnp.eye(is_row.shape[0]), lower=True)
@@ -132,10 +139,11 @@ def negative_evidence(
     alpha = projected @ targets(power)
     misfit_value, power_slope = jax.value_and_grad(misfit)(power)
     value = misfit_value + jnp.sum(jnp.log(jnp.diagonal(factor)))
-    value += 0.5 * jnp.log(level)
+    value += 0.5 * jnp.log(level) - 0.5 * missing * jnp.log(one_round)
     # d/dw = (tr(P T) - a'Ta) / 2, and every weight also lifts the noise floor.
     slack = projected - alpha[:, None] * alpha[None, :]
     noise_slope = 0.5 * jnp.sum(jnp.diagonal(slack) * is_row / plays)
+    noise_slope -= 0.5 * missing / one_round
     slopes = 0.5 * jnp.einsum("nm,inm->i", slack, grams) + min_noise * noise_slope
     gradient = jnp.concatenate([slopes, noise_slope[None]]) * scales
     gradient = jnp.concatenate([gradient, power_slope[None]])
@@ -172,10 +180,10 @@ def fit_scales(
     plays = history.plays[rows]
     counts = overlaps(actions, actions, num_arms)
     grams = tables[:, counts] * (is_row[:, None] * is_row[None, :])[None]
-    every = hist.valid_rows(history, history.count)
+    every = hist.valid_rows(history, history.count) * jnp.minimum(history.plays, 1.0)
     # The unit must be the geometric mean of the very rows whose likelihood is taken:
     # this is what makes likelihoods of different powers comparable.
-    origin = choose_origin(rewards, is_row)
+    origin = choose_origin(rewards, is_row * jnp.minimum(plays, 1.0))
     _, deviation = hist.masked_moments(history.rewards, every)
 
     def targets(power: jax.Array) -> jax.Array:

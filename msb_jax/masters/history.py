@@ -117,7 +117,7 @@ def merge(history: History) -> History:
     )
 
 
-def keep_last(history: History, n: int) -> History:
+def keep_last(history: History, n: jax.Array | int) -> History:
     """Let go of all rows but the last n."""
     size = history.rewards.shape[0]
     first = jnp.maximum(history.count - n, 0)

@@ -265,6 +265,11 @@ def kalman_ucb(config: KalmanUcbConfig = KalmanUcbConfig()) -> Master:
             offset=made[:, -1],
         )
 
+    def memory(state: KalmanUcbState) -> jax.Array:
+        """Twice tau, after which an eighth of `fast` is left; for ever without."""
+        rho = filters(config).rho[chosen(state)]
+        return jnp.where(rho > 0, -2.0 / jnp.log(jnp.maximum(rho, 1e-6)), jnp.inf)
+
     def grow(state: KalmanUcbState, capacity: int) -> KalmanUcbState:
         return state._replace(history=hist.grow(state.history, capacity))
 
@@ -284,4 +289,5 @@ def kalman_ucb(config: KalmanUcbConfig = KalmanUcbConfig()) -> Master:
         draws=full(draws),
         grow=grow,
         is_live=True,
+        memory=memory,
     )

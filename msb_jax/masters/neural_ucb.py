@@ -27,13 +27,17 @@ Differs from the paper:
   the paper prints one power of delta too few (I-14), and its last term only with
   literal training, to which alone it applies. The default is the constant nu;
 * extractor="least_squares" fits the network where the good sets are;
-  extractor="paper" reads it at one and two arms, far away from them (I-1).
+  extractor="paper" reads it at one and two arms, far away from them (I-1);
+* with a `discount` the loss, the linear part and the moments weigh a round by its age,
+  and the confidence is `discounted_confidence`. With "diagonal", Z and Z~ remember
+  beyond `memory`, at the discounts of their time.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,10 +47,12 @@ import numpy as np
 import optax
 
 from msb_jax.link import Link, identity_link
+from msb_jax.masters import discount as forget
+from msb_jax.masters import discounted_confidence as discounted
 from msb_jax.masters import extractors, training
 from msb_jax.masters import history as hist
 from msb_jax.masters import ridge as linear
-from msb_jax.masters.confidence import KINDS, MIN_RIDGE, Confidence, confidence
+from msb_jax.masters.confidence import KINDS, MIN_RIDGE, confidence
 from msb_jax.masters.scoring import check_constraints, total_score
 from msb_jax.networks import ucb
 from msb_jax.problem import Problem, random_sets, violated_pairs, violation_rate
@@ -87,6 +93,9 @@ class NeuralUcbConfig:
     constraints: str = "soft"  # or "hard"
     capacity: int = 256  # rounds the history starts with
     block: int = 20  # rounds absorbed at once
+    discount: float | str = 1.0  # weight of a round for each it is older, or "auto"
+    memory: int = 384  # last rounds that count, with a discount
+    min_weight: float = 1e-3  # and their least weight
 
     def __post_init__(self) -> None:
         ucb.check_sizes(1, self.width, self.depth)
@@ -116,6 +125,12 @@ class NeuralUcbConfig:
             )
         if not 1 < self.fit_growth < math.inf:
             raise ValueError(f"fit_growth must be above 1, got {self.fit_growth}.")
+        forget.check_discount(self.discount, self.memory, self.min_weight)
+        if self.discount != 1.0 and self.confidence not in discounted.KINDS:
+            raise ValueError(
+                f"confidence={self.confidence!r} knows no discount; choose "
+                f"{' or '.join(discounted.KINDS)}, or discount=1."
+            )
         rate = 0.0 if self.learning_rate is None else self.learning_rate
         if self.learning_rate is not None and not 0 < rate < math.inf:
             raise ValueError(f"learning_rate must be positive, got {rate}.")
@@ -146,30 +161,37 @@ class NeuralUcbState(NamedTuple):
     fitted: jax.Array  # [C] mean at the absorbed rounds, 0 beyond
     best: jax.Array  # [E, K] int32, the best of them
     fitted_at: jax.Array  # [] int32, rounds when the ridge was chosen
+    tracker: Any = ()  # what chooses the discount, if it is "auto"
 
 
 def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
     """Build the NeuralUCB master."""
     optimizer = optax.adam(config.learning_rate or ADAM_RATE)
+    is_discounted = config.discount != 1.0
+    is_auto = config.discount == forget.AUTO
 
     def init(key: Key, problem: Problem) -> NeuralUcbState:
         params = ucb.init_params(stream(key, "params"), _network(config, problem))
         trust = _confidence(config, problem)
+        capacity = config.capacity
+        if is_discounted:  # enough for all rounds after the warm-up
+            capacity = hist.next_capacity(config.memory, 2 * hist.slack(config.block))
         return NeuralUcbState(
             problem=problem,
-            history=hist.new_history(config.capacity, problem.k),
+            history=hist.new_history(capacity, problem.k),
             params=params,
             # A copy: a caller may donate the state, and no buffer goes twice.
             params_0=jax.tree.map(jnp.copy, params),
             opt_state=optimizer.init(params),
-            confidence=trust.init(config.capacity, problem.k),
+            confidence=trust.init(capacity, problem.k),
             ridge=linear.new_ridge(problem.num_arms),
             gate=linear.new_gate(),
             center=jnp.zeros(()),
             scale=jnp.ones(()),
-            fitted=jnp.zeros((config.capacity,)),
+            fitted=jnp.zeros((capacity,)),
             best=random_sets(stream(key, "best"), problem, config.extractor_sets),
             fitted_at=jnp.zeros((), jnp.int32),
+            tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
 
     def update(
@@ -183,6 +205,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         history = state.history
         end = jnp.minimum(history.count, history.rewards.shape[0])
         trust = _confidence(config, state.problem)
+        gamma = forget.present(config.discount, state.tracker)
 
         def take(_: int, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             matrix, ridge, gate, start = carry
@@ -193,12 +216,16 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
             grads = gradients(state, actions)
             outcomes = (rewards - state.center) / state.scale
             outcomes = outcomes - linear.predict(state.ridge, actions)
-            return (
-                trust.absorb(matrix, grads, num_new),
-                linear.absorb(ridge, actions, num_new),
-                linear.compare(gate, network(state, actions), outcomes, num_new),
-                start + num_new,
-            )
+            forecasts = network(state, actions)
+            if is_discounted:
+                share = jnp.minimum(linear.GATE_MEMORY, jnp.power(gamma, num_new))
+                matrix = trust.absorb(matrix, grads, num_new, gamma)
+                gate = linear.compare(gate, forecasts, outcomes, num_new, share)
+            else:
+                matrix = trust.absorb(matrix, grads, num_new)
+                ridge = linear.absorb(ridge, actions, num_new)
+                gate = linear.compare(gate, forecasts, outcomes, num_new)
+            return matrix, ridge, gate, start + num_new
 
         num_blocks = _most((end - history.absorbed + config.block - 1) // config.block)
         carry = (state.confidence, state.ridge, state.gate, history.absorbed)
@@ -210,21 +237,55 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
             history=history._replace(absorbed=done),
         )
 
+    def weigh(state: NeuralUcbState) -> jax.Array:
+        """Weights of the absorbed rows, 0 beyond: [C]."""
+        gamma = forget.present(config.discount, state.tracker)
+        capacity = state.history.rewards.shape[0]
+        return forget.row_weights(state.history.absorbed, capacity, gamma)
+
+    def let_go(state: NeuralUcbState) -> NeuralUcbState:
+        """Keep the last rows alone, and weigh them by their age."""
+        before = state.history
+        gamma = forget.present(config.discount, state.tracker)
+        kept = forget.num_kept(gamma, config.memory, config.min_weight)
+        state = state._replace(history=hist.keep_last(before, kept))
+        weights = weigh(state)
+        trust = _confidence(config, state.problem)
+        first = before.count - state.history.count
+        return state._replace(
+            confidence=trust.settle(state.confidence, first, weights),
+            ridge=linear.recount(state.ridge, state.history.actions, weights),
+        )
+
     def refresh(
         key: Key, state: NeuralUcbState, *, fit: bool = False
     ) -> NeuralUcbState:
-        state = absorb(state)
+        tracker = forget.track_history(state.tracker, state.history)
+        state = absorb(state._replace(tracker=tracker))
+        weights = None
+        if is_discounted:
+            state = let_go(state)
+            weights = weigh(state)
         history = state.history
-        center, scale = hist.moments(history)
-        state = state._replace(center=center, scale=scale)
         is_row = hist.valid_rows(history, history.absorbed)
+        if weights is None:
+            center, scale = hist.moments(history)
+        else:
+            center, scale = hist.masked_moments(history.rewards, weights)
+        state = state._replace(center=center, scale=scale)
         targets = (history.rewards - center) / scale * is_row
         if config.linear_part:
+            told = history.rounds if is_discounted else history.absorbed
             state = state._replace(
                 ridge=linear.refit(
-                    state.ridge, history.actions, targets, history.absorbed, fit=fit
+                    state.ridge,
+                    history.actions,
+                    targets,
+                    history.absorbed,
+                    fit=fit,
+                    weights=weights,
                 ),
-                fitted_at=history.absorbed if fit else state.fitted_at,
+                fitted_at=told if fit else state.fitted_at,
             )
         task = training.Task(
             predict=functools.partial(ucb.predict, _network(config, state.problem)),
@@ -233,6 +294,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
             num_rows=history.absorbed,
             anchor=state.params_0,
             pull=config.width * config.lam1,
+            weights=weights,
         )
         state = train(key, state, task)
         fitted = mean(state, history.actions)
@@ -242,7 +304,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
 
     def train(key: Key, state: NeuralUcbState, task: training.Task) -> NeuralUcbState:
         if config.training == "literal":
-            eta = _step_size(config, task.num_rows)
+            eta = _step_size(config, training.total_weight(task))
             params = training.train_literal(task, eta, config.num_steps)
             return state._replace(params=params)
         shape = (config.num_steps, config.batch_size)
@@ -264,9 +326,13 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         return jnp.where(state.history.absorbed > 0, played, state.best)
 
     def due(state: NeuralUcbState) -> bool:
-        count = int(np.max(np.asarray(state.history.count)))
+        told = state.history.rounds if is_discounted else state.history.count
+        count = int(np.max(np.asarray(told)))
         last = int(np.min(np.asarray(state.fitted_at)))
-        return config.linear_part and count > 0 and count >= config.fit_growth * last
+        wanted = config.fit_growth * last
+        if is_discounted:  # after so many rounds all that is remembered is new
+            wanted = min(wanted, last + config.memory)
+        return config.linear_part and count > 0 and count >= wanted
 
     def network(state: NeuralUcbState, actions: jax.Array) -> jax.Array:
         """Evaluate the network, in standardised units: [N]."""
@@ -318,7 +384,8 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         if config.radius_kind == "constant":
             return jnp.asarray(config.nu, jnp.float32)
         log_det = _confidence(config, state.problem).log_det(state.confidence)
-        return _theory_radius(config, log_det, state.history.absorbed)
+        rounds = jnp.sum(weigh(state)) if is_discounted else state.history.absorbed
+        return _theory_radius(config, log_det, rounds)
 
     def extractor(state: NeuralUcbState) -> extractors.NetworkExtractor:
         return extractors.NetworkExtractor(
@@ -370,6 +437,9 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
             fitted=jnp.pad(state.fitted, (0, extra)),
         )
 
+    def memory(state: NeuralUcbState) -> jax.Array:
+        return forget.memory(config.discount, state.tracker)
+
     # Accelerators multiply in lower precision by default, too little for Z.
     full = jax.default_matmul_precision("highest")
     return Master(
@@ -386,6 +456,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         quadratic=full(quadratic),
         draws=full(draws),
         grow=grow,
+        memory=memory if is_discounted else None,
     )
 
 
@@ -393,8 +464,12 @@ def _network(config: NeuralUcbConfig, problem: Problem) -> ucb.UcbNet:
     return ucb.UcbNet(problem.num_arms, config.width, config.depth)
 
 
-def _confidence(config: NeuralUcbConfig, problem: Problem) -> Confidence:
-    return confidence(
+def _confidence(config: NeuralUcbConfig, problem: Problem) -> Any:
+    """A `Confidence`, or with a discount a `DiscountedConfidence`."""
+    build: Callable[..., Any] = confidence
+    if config.discount != 1.0:
+        build = discounted.discounted_confidence
+    return build(
         config.confidence,
         num_arms=problem.num_arms,
         width=config.width,

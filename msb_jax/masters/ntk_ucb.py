@@ -25,13 +25,16 @@ Differs from the paper:
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
 * the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
-  calibrated posterior deviation instead of the theory's (I-14).
+  calibrated posterior deviation instead of the theory's (I-14);
+* with a `discount` every round is a row of its own, its noise divided by its weight,
+  and the factor is made anew at each refresh. Confidence is that of `discount`; the
+  radius (log det V) and the draws are those of the discounted likelihood.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +42,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from msb_jax.link import to_latent, to_reward
+from msb_jax.masters import discount as forget
 from msb_jax.masters import history as hist
 from msb_jax.masters.evidence import (
     Scales,
@@ -73,6 +77,9 @@ class NtkUcbConfig:
     tangent: bool = True  # False: the linear and the quadratic term alone
     min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
     many_rows: int = 1024  # beyond these the share grows with the rows
+    discount: float | str = 1.0  # weight of a round for each it is older, or "auto"
+    memory: int = 384  # last rounds that count, with a discount
+    min_weight: float = 1e-3  # and their least weight
 
     def __post_init__(self) -> None:
         if self.depth < 2:
@@ -97,6 +104,7 @@ class NtkUcbConfig:
             )
         if not 0 < self.min_noise < 1:
             raise ValueError(f"min_noise must be in (0, 1), got {self.min_noise}.")
+        forget.check_discount(self.discount, self.memory, self.min_weight)
 
 
 class NtkUcbState(NamedTuple):
@@ -108,10 +116,13 @@ class NtkUcbState(NamedTuple):
     whitened: jax.Array  # [C, 2] root times (standardised latent rewards, ones)
     scales: Scales
     fitted_at: jax.Array  # [] int32, rounds told at the last fit of the weights
+    tracker: Any = ()  # what chooses the discount, if it is "auto"
 
 
 def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     """Build the closed-form NeuralUCB master."""
+    is_discounted = config.discount != 1.0
+    is_auto = config.discount == forget.AUTO
 
     def kernel(state: NtkUcbState, counts: jax.Array) -> jax.Array:
         return _table(state, config)[counts]
@@ -132,6 +143,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def init(key: Key, problem: Problem) -> NtkUcbState:
         del key
         capacity = hist.next_capacity(0, 2 * config.block)
+        if is_discounted:  # enough for all rounds after the warm-up
+            capacity = hist.next_capacity(config.memory, 2 * hist.slack(config.block))
         return NtkUcbState(
             problem=problem,
             history=hist.new_history(capacity, problem.k),
@@ -139,6 +152,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             whitened=jnp.zeros((capacity, 2)),
             scales=start_scales(),
             fitted_at=jnp.zeros((), jnp.int32),
+            tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
 
     def update(
@@ -187,7 +201,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     def refit(state: NtkUcbState) -> NtkUcbState:
         """Merge the rounds, choose the weights by likelihood and factorise afresh."""
-        history = hist.merge(state.history)
+        merged = state._replace(history=hist.merge(state.history))
+        return factorise(choose_scales(merged))
+
+    def choose_scales(state: NtkUcbState) -> NtkUcbState:
+        """Choose the weights by likelihood."""
+        history = state.history
         crowd = jnp.maximum(1.0, history.count / config.many_rows)
         scales = fit_scales(
             history,
@@ -199,11 +218,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             min_noise=config.min_noise * crowd,
             fit_power=config.fit_power,
         )
-        state = state._replace(
-            history=history._replace(absorbed=history.count),
-            scales=scales,
-            fitted_at=history.rounds,
-        )
+        return state._replace(scales=scales, fitted_at=history.rounds)
+
+    def factorise(state: NtkUcbState) -> NtkUcbState:
+        """Take all rows into a new root."""
+        history = state.history
+        state = state._replace(history=history._replace(absorbed=history.count))
         is_row = hist.valid_rows(history, history.count)
         counts = overlaps(history.actions, history.actions, state.problem.num_arms)
         gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
@@ -224,9 +244,27 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         targets = jnp.stack([rewards * is_row, is_row], axis=1)
         return state._replace(whitened=state.root @ targets)
 
+    def forgetful(state: NtkUcbState, *, fit: bool) -> NtkUcbState:
+        """Weigh the last rounds by their age, and start from these alone."""
+        state = state._replace(
+            tracker=forget.track_history(state.tracker, state.history)
+        )
+        gamma = forget.present(config.discount, state.tracker)
+        history = state.history
+        kept = forget.num_kept(gamma, config.memory, config.min_weight)
+        history = hist.keep_last(history, kept)
+        capacity = history.rewards.shape[0]
+        weights = forget.row_weights(history.count, capacity, gamma)
+        is_row = hist.valid_rows(history, history.count) > 0
+        history = history._replace(plays=jnp.where(is_row, weights, 1.0))
+        state = state._replace(history=history)
+        return factorise(choose_scales(state) if fit else state)
+
     def refresh(key: Key, state: NtkUcbState, *, fit: bool = False) -> NtkUcbState:
         """Learn the next `block` pending rounds, or with `fit` all that there are."""
         del key
+        if is_discounted:
+            return forgetful(state, fit=fit)
         return refit(state) if fit else absorb(state)
 
     def due(state: NtkUcbState) -> bool:
@@ -271,12 +309,26 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         ones = state.whitened[:, 1]
         return (1.0 - v.T @ ones) / jnp.sqrt(jnp.maximum(ones @ ones, TINY))
 
+    def explained(state: NtkUcbState, v: jax.Array) -> jax.Array:
+        """Columns whose products are taken off the prior covariance: [C or 2C, N]."""
+        if not is_discounted:
+            return v
+        ones = state.whitened[:, 1]
+        size = jnp.sqrt(jnp.maximum(ones @ ones, TINY))
+        # What each row adds to the mean, by way of the constant too.
+        pull = v + ones[:, None] * (doubt(state, v) / size)[None, :]
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        noises, noise = diagonal(state, is_row), fresh_noise(state)
+        extra = forget.overcount(unwhiten(state, pull.T).T, noises, noise)
+        return jnp.concatenate([v, extra])
+
     def belief(state: NtkUcbState, actions: jax.Array) -> Belief:
         residual, constant, deviation = target(state)
         v = cross(state, actions)
         counts = overlaps(actions, actions, state.problem.num_arms)
         extra = doubt(state, v)
-        cov = kernel(state, counts) - v.T @ v + extra[:, None] * extra[None, :]
+        known = explained(state, v)
+        cov = kernel(state, counts) - known.T @ known + extra[:, None] * extra[None, :]
         scale = deviation * deviation
         return Belief(
             mean=constant + deviation * (v.T @ residual),
@@ -302,7 +354,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         residual, constant, deviation = target(state)
         v = cross(state, actions)
         own = kernel(state, jnp.full((actions.shape[0],), state.problem.k))
-        variance = own - jnp.sum(v * v, axis=0) + jnp.square(doubt(state, v))
+        known = explained(state, v)
+        variance = own - jnp.sum(known * known, axis=0) + jnp.square(doubt(state, v))
         latent = constant + deviation * (v.T @ residual)
         reach = radius(state) * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
         mean = to_reward(state.scales.link, latent)
@@ -394,6 +447,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             whitened=jnp.pad(state.whitened, ((0, extra), (0, 0))),
         )
 
+    def memory(state: NtkUcbState) -> jax.Array:
+        return forget.memory(config.discount, state.tracker)
+
     # Accelerators multiply in lower precision by default, which ends in pivots below 0.
     full = jax.default_matmul_precision("highest")
     return Master(
@@ -410,6 +466,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         link=lambda state: state.scales.link,
         draws=full(draws),
         grow=grow,
+        memory=memory if is_discounted else None,
     )
 
 

@@ -65,6 +65,12 @@ def absorb(ridge: Ridge, actions: jax.Array, num_new: jax.Array) -> Ridge:
     return ridge._replace(counts=ridge.counts + x.T @ x)
 
 
+def recount(ridge: Ridge, actions: jax.Array, weights: jax.Array) -> Ridge:
+    """Count rows int32[C, K] anew, each with its weight [C]."""
+    x = to_multi_hot(actions, ridge.weights.shape[0])
+    return ridge._replace(counts=x.T @ (weights[:, None] * x))
+
+
 def refit(
     ridge: Ridge,
     actions: jax.Array,
@@ -72,6 +78,7 @@ def refit(
     count: jax.Array,
     *,
     fit: bool,
+    weights: jax.Array | None = None,
 ) -> Ridge:
     """Solve for the weights.
 
@@ -80,12 +87,16 @@ def refit(
         targets: float32[C], standardised rewards, 0 beyond `count`.
         count: int32[].
         fit: choose rho among `RIDGES` first; static.
+        weights: float32[C], of the rows as `recount` got them; None is 1 each.
     """
     num_arms, k = ridge.weights.shape[0], actions.shape[1]
-    scatter = jnp.broadcast_to(targets[:, None], actions.shape) / math.sqrt(k)
+    weighted, total = targets, count.astype(jnp.float32)
+    if weights is not None:
+        weighted, total = weights * targets, jnp.sum(weights)
+    scatter = jnp.broadcast_to(weighted[:, None], actions.shape) / math.sqrt(k)
     moment = jnp.zeros((num_arms,)).at[actions].add(scatter)  # X'y
-    energy = jnp.sum(jnp.square(targets))
-    num = jnp.maximum(count.astype(jnp.float32), 1.0)
+    energy = jnp.sum(weighted * targets)
+    num = jnp.maximum(total, 1.0)
 
     def solve(log_ridge: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         rho = jnp.exp(log_ridge) * jnp.eye(num_arms)
@@ -131,11 +142,18 @@ def new_gate() -> Gate:
 
 
 def compare(
-    gate: Gate, forecasts: jax.Array, outcomes: jax.Array, num_new: jax.Array
+    gate: Gate,
+    forecasts: jax.Array,
+    outcomes: jax.Array,
+    num_new: jax.Array,
+    memory: jax.Array | float = GATE_MEMORY,
 ) -> Gate:
-    """Take in the first `num_new` of a block of forecasts and outcomes, [b] each."""
+    """Take in the first `num_new` of a block of forecasts and outcomes, [b] each.
+
+    `memory` is the share of the past that is kept.
+    """
     is_new = jnp.arange(forecasts.shape[0]) < num_new
-    keep = jnp.where(num_new > 0, GATE_MEMORY, 1.0)
+    keep = jnp.where(num_new > 0, memory, 1.0)
     hits = jnp.where(is_new, forecasts * outcomes, 0.0)
     squares = jnp.where(is_new, jnp.square(forecasts), 0.0)
     return Gate(

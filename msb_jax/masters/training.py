@@ -2,7 +2,9 @@
 
 Both minimise the paper's loss (appendix, "Details of master model")
 
-    sum_s (f(x_s; theta) - r_s)^2 / 2 + m lam1 ||theta - theta_0||^2 / 2.
+    sum_s (f(x_s; theta) - r_s)^2 / 2 + m lam1 ||theta - theta_0||^2 / 2,
+
+where with a discount every round has its weight gamma^(t - s) in the sum.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ class Task(NamedTuple):
     num_rows: jax.Array  # [] int32
     anchor: Params  # theta_0
     pull: float  # m lam1
+    weights: jax.Array | None = None  # [C] of the rows, 0 beyond; None: 1 each
+
+
+def total_weight(task: Task) -> jax.Array:
+    """The rows, each with its weight: []."""
+    if task.weights is None:
+        return task.num_rows.astype(jnp.float32)
+    return jnp.sum(task.weights)
 
 
 def train_literal(task: Task, eta: jax.Array, num_steps: int) -> Params:
@@ -36,7 +46,10 @@ def train_literal(task: Task, eta: jax.Array, num_steps: int) -> Params:
 
     def loss(params: Params) -> jax.Array:
         error = task.predict(params, task.actions) - task.targets
-        fit = jnp.sum(jnp.where(is_row, jnp.square(error), 0.0))
+        square = jnp.square(error)
+        if task.weights is not None:
+            square = task.weights * square
+        fit = jnp.sum(jnp.where(is_row, square, 0.0))
         return 0.5 * (fit + task.pull * _moved(task, params))
 
     def step(params: Params, _: None) -> tuple[Params, None]:
@@ -57,10 +70,18 @@ def train_adam(
     """Run Adam from the given weights, on the same loss divided by the rounds.
 
     Args:
-        shape: number of steps, rounds drawn (with replacement) for each.
+        shape: number of steps, rounds drawn (with replacement) for each; a round is
+            drawn as often as it counts.
     """
-    batches = jax.random.randint(key, shape, 0, jnp.maximum(task.num_rows, 1))
-    rounds = jnp.maximum(task.num_rows.astype(jnp.float32), 1.0)
+    if task.weights is None:
+        batches = jax.random.randint(key, shape, 0, jnp.maximum(task.num_rows, 1))
+    else:
+        ends = jnp.cumsum(task.weights)
+        spot = ends[-1] * jax.random.uniform(key, shape)
+        batches = jnp.searchsorted(ends, spot, side="right")
+        # Rounding may lead beyond the last row.
+        batches = jnp.clip(batches, 0, jnp.maximum(task.num_rows - 1, 0))
+    rounds = jnp.maximum(total_weight(task), 1.0)
 
     def loss(params: Params, rows: jax.Array) -> jax.Array:
         error = task.predict(params, task.actions[rows]) - task.targets[rows]
