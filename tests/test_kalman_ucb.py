@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from msb_jax.agent.master_slave import MasterSlaveConfig, master_slave
 from msb_jax.masters.kalman_ucb import (
     LEVEL_VARIANCE,
     MEMORY,
@@ -15,6 +16,7 @@ from msb_jax.masters.kalman_ucb import (
     kalman_ucb,
 )
 from msb_jax.problem import Problem, problem_from_conflicts, random_sets
+from msb_jax.samplers.registry import PLAIN, make_samplers
 
 L, K = 8, 3
 ONE = KalmanUcbConfig(taus=(5.0,), slow=(0.3,), noise=(0.2,), static_noise=())
@@ -181,3 +183,37 @@ def test_memory__is_that_of_the_chosen_filter() -> None:
     assert memory is not None and float(memory(moving)) == pytest.approx(10.0)
     still = kalman_ucb(STILL).memory
     assert still is not None and np.isinf(still(tell_all(STILL, actions, rewards)))
+
+
+@pytest.mark.parametrize(("size", "k"), [(2, 1), (3, 3), (1, 1)])
+def test_agent__tiny_problems_where_everything_conflicts(size: int, k: int) -> None:
+    problem = problem_from_conflicts(~np.eye(size, dtype=bool), k)
+    agent = master_slave(
+        kalman_ucb(KalmanUcbConfig(constraints="hard", block=4)),
+        make_samplers(PLAIN),
+        MasterSlaveConfig(n_re=4, f_in=4, n_es=3, num_draws=2, constraints="hard"),
+    )
+    state = agent.init(jax.random.key(0), problem)
+    ask, tell = jax.jit(agent.ask), jax.jit(agent.tell)
+    for t in range(12):
+        keys = jax.random.split(jax.random.key(t), 3)
+        state = agent.refresh(keys[0], state) if t % 4 == 0 else state
+        state, action = ask(keys[1], state)
+        assert len(set(np.asarray(action).tolist())) == k
+        state = tell(keys[2], state, action, jnp.float32(action[0]))
+    if size == 2:
+        assert np.asarray(action).tolist() == [1]
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_master__lowers_for_accelerators(platform: str) -> None:
+    master = kalman_ucb(ONE)
+    state = master.init(jax.random.key(0), small_problem())
+    actions = random_sets(jax.random.key(1), small_problem(), 4)
+    for function, args in (
+        (master.update, (jax.random.key(0), state, actions[0], jnp.float32(0.5))),
+        (master.belief, (state, actions)),
+        (master.refresh, (jax.random.key(0), state)),
+    ):
+        made = jax.export.export(jax.jit(function), platforms=[platform])(*args)
+        assert made.platforms == (platform,)
