@@ -38,12 +38,12 @@ from msb_jax.samplers.registry import PLAIN, SAMPLERS
 
 FEEDBACK = ("real", *synthetic.FORMS)
 MOST_ROUNDS = 5000  # of the paper
-# The learners train every 40 rounds; the candidates are made anew every 10.
+# The learners train every 40 rounds; the candidates are made anew every 8.
 SEASONED = (
     "solver",
-    "wolpertinger:4",
-    "g2anet:4",
-    "cem_ppo:4",
+    "wolpertinger:5",
+    "g2anet:5",
+    "cem_ppo:5",
     "random_best",
     "teacher_student",
 )
@@ -59,7 +59,7 @@ class Config(RunFlags):
         "model of the agent; not given: kalman_ucb, with synthetic feedback ntk_ucb",
         tuple(MASTERS),
     )
-    f_in: int = flag(10, "rounds between two refreshes")
+    f_in: int = flag(8, "rounds between two refreshes")
     samplers: tuple[str, ...] = flag(
         SEASONED,
         f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
