@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler as rc_cycler
 
 from msb_jax import metrics
-from msb_jax.checkpoint import atomic_file
+from msb_jax.atomic import atomic_file
 from msb_jax.runner import Curves
 
 STYLE: dict[Any, Any] = {

@@ -26,7 +26,7 @@ import numpy as np
 import msb_jax
 from experiments import flags
 from experiments.flags import UsageError
-from msb_jax.checkpoint import atomic_file
+from msb_jax.atomic import atomic_file
 from msb_jax.runner import Curves
 
 CONFIG, CURVES, FIGURE = "config.json", "curves.npz", "curves.png"

@@ -8,6 +8,7 @@ presets and stored configs can stand between the defaults and the command line.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Sequence
@@ -18,6 +19,12 @@ from absl import flags as absl_flags
 
 class UsageError(Exception):
     """The command line asks for something that cannot be done; says what to do."""
+
+
+def fail(sentence: str) -> int:
+    """Print what is wrong, and return the exit code that says so."""
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
 
 
 def flag(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:

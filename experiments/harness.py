@@ -67,7 +67,7 @@ class Experiment(NamedTuple):
     label: Callable[[Any], str]  # names the default folder
     prepare: Callable[[Any, Path, Progress], Task]
     quick: Mapping[str, Any]  # what --quick changes, unless given
-    # Fills in what the flags leave open and a file says; raises UsageError.
+    # Fills in what the flags leave open and a file says; UsageError or ValueError.
     settle: Callable[[Any], Any] = lambda config: config
 
 
@@ -91,7 +91,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         if folder is None:
             folder = files.new_folder(config.out, experiment.label(config))
     except (UsageError, ValueError) as error:
-        return _fail(str(error))
+        return flags.fail(str(error))
     use_compilation_cache()
     caught: list[int] = []
     with Progress() as progress:
@@ -102,7 +102,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             with deferred_signals(caught):
                 _run_all(config, folder, policies, task, progress, caught)
         except UsageError as error:
-            return _fail(str(error))
+            return flags.fail(str(error))
         except KeyboardInterrupt:
             caught.append(signal.SIGINT)
         progress.stop()
@@ -144,11 +144,6 @@ def deferred_signals(caught: list[int]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _fail(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return 2
 
 
 def _configure(

@@ -88,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         save_log(out, log)
     except OSError as error:
         known = f"{error.filename} cannot be used: {error.strerror}."
-        return _fail(known if error.strerror else str(error))
+        return flags.fail(known if error.strerror else str(error))
     except (UsageError, ValueError, ImportError) as error:
-        return _fail(str(error))
+        return flags.fail(str(error))
     except KeyboardInterrupt:
         print("Interrupted; nothing was written.", file=sys.stderr)
         return 130
@@ -147,11 +147,6 @@ def _check_out(out: Path, is_forced: bool) -> None:
     if out.exists() and not is_forced:
         raise UsageError(f"--out={out} exists; replace it with --force.")
     out.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _fail(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from experiments import harness
 from experiments.flags import UsageError, flag
 from experiments.prepare import DATASETS
 from experiments.progress import Progress
-from experiments.run_flags import RunFlags
+from experiments.run_flags import SAMPLERS_HELP, RunFlags
 from experiments.synthetic import describe_truth
 from msb_jax.baselines.registry import MASTERS
 from msb_jax.data.demo import demo_log
@@ -34,7 +34,7 @@ from msb_jax.envs import replay_log as replay
 from msb_jax.envs import synthetic
 from msb_jax.problem import METRICS, Problem, make_problem, stack_problems
 from msb_jax.rng import stream
-from msb_jax.samplers.registry import PLAIN, SAMPLERS
+from msb_jax.samplers.registry import PLAIN
 
 FEEDBACK = ("real", *synthetic.FORMS)
 MOST_ROUNDS = 5000  # of the paper
@@ -60,11 +60,7 @@ class Config(RunFlags):
         tuple(MASTERS),
     )
     f_in: int = flag(8, "rounds between two refreshes")
-    samplers: tuple[str, ...] = flag(
-        SEASONED,
-        f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
-        "refresh",
-    )
+    samplers: tuple[str, ...] = flag(SEASONED, SAMPLERS_HELP)
     discount: str | None = flag(  # type: ignore[assignment]
         None,
         "of ntk_ucb and neural_ucb: the weight of an older round, or auto; not given: "
@@ -122,19 +118,20 @@ class Config(RunFlags):
 
 
 def settle(config: Config) -> Config:
-    """Look into the log for what the flags left open: rounds and warm-up."""
-    log, clicks = read_log(config), None
+    """Look into the log for what the flags left open: rounds and warm-up.
+
+    Raises:
+        UsageError or ValueError: the flags do not fit the log, or it cannot be read.
+    """
+    log = read_log(config)
+    clicks = log.clicks_of(config.user)
     if config.k > len(log.item_vectors):
         raise UsageError(
             f"--k={config.k} is more than the {len(log.item_vectors)} arms of the log."
         )
     rounds, n_re = config.rounds, config.n_re
     if config.feedback == "real":
-        clicks = clicks_of(config, log)
-        try:
-            most = replay.num_rounds(clicks.size, config.k)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        most = replay.num_rounds(clicks.size, config.k)
         if rounds is not None and rounds > most:
             raise UsageError(
                 f"--rounds={rounds} is more than the log has: {most}, with "
@@ -152,14 +149,6 @@ def read_log(config: Config) -> Log:
     try:
         return load_log(config.data)
     except (OSError, ValueError) as error:
-        raise UsageError(str(error)) from None
-
-
-def clicks_of(config: Config, log: Log) -> np.ndarray:
-    """Return the arms that the user clicked, in the order of time: int32[N]."""
-    try:
-        return log.clicks_of(config.user)
-    except ValueError as error:
         raise UsageError(str(error)) from None
 
 
@@ -196,7 +185,7 @@ def real_task(
 ) -> harness.Task:
     """Replay the clicks."""
     window = replay.WindowConfig(counting=config.counting, is_causal=config.causal)
-    clicks = clicks_of(config, log)
+    clicks = log.clicks_of(config.user)
     worth = replay.window_worth(
         clicks, problem.num_arms, config.k, int(config.rounds or 0), window
     )
@@ -234,7 +223,7 @@ def synthetic_task(
     config: Config, log: Log, problem: Problem, progress: Progress
 ) -> harness.Task:
     """Put a synthetic reward on the arms of the log, the same for all seeds."""
-    theta = liking(log, clicks_of(config, log))
+    theta = liking(log, log.clicks_of(config.user))
     progress.start("ground truth", 1, unit="instance")
     instance = synthetic.instance_on(problem, theta, config.feedback, config.seed)
     progress.stop()

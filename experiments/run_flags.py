@@ -15,6 +15,9 @@ from msb_jax.masters.discount import AUTO
 from msb_jax.samplers.registry import DEFAULT, SAMPLERS, make_samplers
 
 LEAST = {"num_seeds": 1, "seed": 0, "lam": 0, "f_in": 1, "n_es": 1, "n_c": 1, "n_D": 0}
+SAMPLERS_HELP = (
+    f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th refresh"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +35,7 @@ class RunFlags:
     constraints: str = flag("soft", "soft (scored) or hard (forbidden)", CONSTRAINTS)
     f_in: int = flag(20, "rounds between two refreshes")
     n_es: int = flag(10, "candidates of the agent for a round")
-    samplers: tuple[str, ...] = flag(
-        DEFAULT,
-        f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th "
-        "refresh",
-    )
+    samplers: tuple[str, ...] = flag(DEFAULT, SAMPLERS_HELP)
     cotraining: str = flag("all", f"{', '.join(KINDS)}", KINDS)
     replay: str = flag("prioritized", f"{', '.join(REPLAY)}", REPLAY)
     n_c: int = flag(20, "clusters of the replay buffer")

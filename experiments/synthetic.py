@@ -27,7 +27,7 @@ from experiments import harness
 from experiments.flags import UsageError, flag
 from experiments.progress import Progress
 from experiments.run_flags import RunFlags
-from msb_jax.checkpoint import atomic_file
+from msb_jax.atomic import atomic_file
 from msb_jax.envs import synthetic as env
 from msb_jax.envs.synthetic import FORMS, GroundTruth, Instance
 from msb_jax.problem import (

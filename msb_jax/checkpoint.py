@@ -8,40 +8,17 @@ differ from those of a fresh state, because histories grow.
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from msb_jax.atomic import atomic_file
 from msb_jax.problem import Problem
 from msb_jax.runner import Curves, Snapshot
 from msb_jax.types import Key, Policy, State
-
-
-@contextmanager
-def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Open a file for writing that replaces `path` only when all went well."""
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        # mkstemp makes files private; give this one the usual rights instead.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def save_snapshot(path: str | os.PathLike[str], snapshot: Snapshot, keys: Key) -> None:

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from msb_jax.atomic import atomic_file
+
 FORMAT_VERSION = 1
 REQUIRED = ("item_vectors", "click_items", "user_offsets", "log_users")
 # Rows this far from unit length are rounding and made unit; beyond it they are wrong.
@@ -76,16 +78,9 @@ def save_log(path: str | os.PathLike[str], log: Log) -> None:
     log = _checked(log, str(target))
     arrays: dict[str, Any] = log._asdict()
     arrays["summary"] = json.dumps(log.summary, sort_keys=True, allow_nan=False)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            # NumPy stamps every array with the same date.
-            np.savez_compressed(file, format_version=FORMAT_VERSION, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_file(target) as file:
+        # NumPy stamps every array with the same date.
+        np.savez_compressed(file, format_version=FORMAT_VERSION, **arrays)
 
 
 def load_log(path: str | os.PathLike[str]) -> Log:

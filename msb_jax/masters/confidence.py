@@ -198,6 +198,16 @@ def solve_upper(upper: jax.Array, rhs: jax.Array) -> jax.Array:
     return solve_triangular(upper.T, rhs, lower=True)
 
 
+def grow_rows(
+    rows: Factors, upper: jax.Array, capacity: int
+) -> tuple[Factors, jax.Array]:
+    """Raise the capacity of factored gradients and of the factor of their Gram."""
+    old = upper.shape[0]
+    ends = ((0, capacity - old),)
+    rows = jax.tree.map(lambda x: jnp.pad(x, ends + ((0, 0),) * (x.ndim - 1)), rows)
+    return rows, jnp.eye(capacity).at[:old, :old].set(upper)
+
+
 def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
     def init(capacity: int, k: int) -> ExactState:
         shape = (capacity, depth - 1, width)
@@ -262,16 +272,10 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> Confidence:
         return jnp.sum(jnp.where(is_row, logs, 0.0))
 
     def grow(state: ExactState, capacity: int) -> ExactState:
-        old = state.upper.shape[0]
-        if capacity <= old:
+        if capacity <= state.upper.shape[0]:
             return state
-        ends = ((0, capacity - old),)
-        return state._replace(
-            rows=jax.tree.map(
-                lambda x: jnp.pad(x, ends + ((0, 0),) * (x.ndim - 1)), state.rows
-            ),
-            upper=jnp.eye(capacity).at[:old, :old].set(state.upper),
-        )
+        rows, upper = grow_rows(state.rows, state.upper, capacity)
+        return state._replace(rows=rows, upper=upper)
 
     return Confidence(init, absorb, variance, covariance, log_det, grow)
 

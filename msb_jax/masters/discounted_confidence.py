@@ -30,6 +30,7 @@ from msb_jax.masters.confidence import (
     confidence,
     dots,
     gram,
+    grow_rows,
     norms,
     solve_upper,
     spread_squares,
@@ -172,14 +173,9 @@ def _exact(num_arms: int, width: int, depth: int, lam1: float) -> DiscountedConf
         old = state.weights.shape[0]
         if capacity <= old:
             return state
-        ends = ((0, capacity - old),)
-        return state._replace(
-            rows=jax.tree.map(
-                lambda x: jnp.pad(x, ends + ((0, 0),) * (x.ndim - 1)), state.rows
-            ),
-            weights=jnp.pad(state.weights, ends),
-            upper=jnp.eye(capacity).at[:old, :old].set(state.upper),
-        )
+        rows, upper = grow_rows(state.rows, state.upper, capacity)
+        weights = jnp.pad(state.weights, (0, capacity - old))
+        return state._replace(rows=rows, weights=weights, upper=upper)
 
     return DiscountedConfidence(
         init, absorb, settle, variance, covariance, log_det, grow

@@ -243,8 +243,8 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         capacity = state.history.rewards.shape[0]
         return forget.row_weights(state.history.absorbed, capacity, gamma)
 
-    def let_go(state: NeuralUcbState) -> NeuralUcbState:
-        """Keep the last rows alone, and weigh them by their age."""
+    def let_go(state: NeuralUcbState) -> tuple[NeuralUcbState, jax.Array]:
+        """Keep the last rows alone, and weigh them by their age: [C]."""
         before = state.history
         gamma = forget.present(config.discount, state.tracker)
         kept = forget.num_kept(gamma, config.memory, config.min_weight)
@@ -252,10 +252,11 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         weights = weigh(state)
         trust = _confidence(config, state.problem)
         first = before.count - state.history.count
-        return state._replace(
+        state = state._replace(
             confidence=trust.settle(state.confidence, first, weights),
             ridge=linear.recount(state.ridge, state.history.actions, weights),
         )
+        return state, weights
 
     def refresh(
         key: Key, state: NeuralUcbState, *, fit: bool = False
@@ -264,8 +265,7 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
         state = absorb(state._replace(tracker=tracker))
         weights = None
         if is_discounted:
-            state = let_go(state)
-            weights = weigh(state)
+            state, weights = let_go(state)
         history = state.history
         is_row = hist.valid_rows(history, history.absorbed)
         if weights is None:

@@ -62,7 +62,7 @@ class Sampler(NamedTuple):
     request: Callable[[Key, State, View], Any] | None = None
     solve: Callable[[Any, Any], Any] | None = None
     is_second_stage: bool = False  # proposes after, and from, the others
-    is_refined: bool = False  # the better half of its sets is improved on the bound
+    is_refined: bool = False  # the master's search on the bound starts from its sets
     # Steps of cross-entropy of its real-valued output towards a set int32[K].
     imitate: Callable[[Key, State, Context, jax.Array], State] | None = None
 

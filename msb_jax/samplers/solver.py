@@ -6,8 +6,8 @@ optimality, so a vmapped tabu search finds the incumbent, and SCIP gets it as a 
 on the arms that matter, with a node limit; the better one wins. Around the optimum:
 the best single swaps, the ends of walks with a bonus for arms of which little is known,
 the optima of randomised models (posterior draws, shrunk towards the mean), and the
-paper's Beta perturber. The master then improves the better half of all on its own
-bound (`agent.refine`).
+paper's Beta perturber. The master then puts what a search on its own bound finds from
+there in the place of the worse half (`agent.refine`).
 
 Source: paper, "Solver sampler"; ALGORITHMS I-1, I-20, I-34.
 
