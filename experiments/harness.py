@@ -69,6 +69,8 @@ class Experiment(NamedTuple):
     quick: Mapping[str, Any]  # what --quick changes, unless given
     # Fills in what the flags leave open and a file says; UsageError or ValueError.
     settle: Callable[[Any], Any] = lambda config: config
+    # Settings of the policies beside the flags.
+    settings: Callable[[Any], Mapping[str, Any]] = lambda config: {}
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
@@ -87,7 +89,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             return 0
         config, folder = _configure(experiment, given)
         config = experiment.settle(config)
-        policies = _make_policies(config)
+        policies = _make_policies(config, experiment.settings(config))
         if folder is None:
             folder = files.new_folder(config.out, experiment.label(config))
     except (UsageError, ValueError) as error:
@@ -172,9 +174,9 @@ def _configure(
     return config_class(**{**same, "out": str(folder), "resume": True}), folder
 
 
-def _make_policies(config: Any) -> dict[str, Policy]:
+def _make_policies(config: Any, more: Mapping[str, Any]) -> dict[str, Policy]:
     """Make the policies that need no ground truth."""
-    settings = flags.to_json(config)
+    settings = flags.to_json(config) | dict(more)
     names = [name for name in config.policies if name not in TOLD]
     return {name: make_policy(name, settings) for name in names}
 

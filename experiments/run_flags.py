@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from experiments.flags import flag
 from msb_jax.agent.cotraining import KINDS
@@ -47,18 +48,21 @@ class RunFlags:
     resume: bool = flag(False, "continue the run in --out, or the latest of the flags")
     quick: bool = flag(False, "a small problem, about a minute; flags given still hold")
 
-    def check(self, least: Mapping[str, float]) -> None:
+    def check(
+        self, least: Mapping[str, float], known: Mapping[str, Any] = POLICIES
+    ) -> None:
         """Say what is wrong with the flags, and write out `all` policies.
 
         Args:
             least: lower limits of the subclass's own numbers.
+            known: policies that can play here.
         """
         if self.policies == ("all",):
-            object.__setattr__(self, "policies", tuple(POLICIES))
+            object.__setattr__(self, "policies", tuple(known))
         if not self.policies:
-            raise ValueError(f"--policies must name some of {', '.join(POLICIES)}.")
+            raise ValueError(f"--policies must name some of {', '.join(known)}.")
         for name in self.policies:
-            check_name(name, POLICIES, "policy")
+            check_name(name, known, "policy")
         if len(set(self.policies)) < len(self.policies):
             raise ValueError("--policies names a policy twice.")
         check_name(self.master, MASTERS, "master")

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 METRICS = ("ned", "ned_abs", "euclidean")
+# What an action of K arms has to be, beside free of conflicts; see `spaces`.
+SUBSETS, ORDERED, PATHS = "subsets", "ordered", "paths"
 
 # Entries of one block of the distance matrix: small enough to stay in the cache.
 _BLOCK = 1 << 16
@@ -50,6 +53,9 @@ class Problem:
     conflicts: jax.Array  # [L, L] bool, symmetric, empty diagonal
     num_conflicts: jax.Array  # [] int32, M
     k: int = field(metadata={"static": True})  # arms in an action
+    # Which K arms make an action: any, or what `spaces` says of this name.
+    space: str = field(default=SUBSETS, metadata={"static": True})
+    structure: Any = ()  # arrays that the space needs
 
     @property
     def num_arms(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import jax
+import numpy as np
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
@@ -21,3 +22,11 @@ def stream(key: jax.Array, name: str) -> jax.Array:
     for _ in range(key.ndim):
         fold = jax.vmap(fold, in_axes=(0, None))
     return fold(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def host_seed(key: jax.Array) -> int:
+    """Turn the bits of one key into the integer seed of an instance (host)."""
+    if isinstance(key, jax.core.Tracer):
+        raise ValueError("reset runs on the host; call it outside jit and vmap.")
+    words = np.asarray(jax.random.key_data(key)).tolist()
+    return sum(int(word) << (32 * i) for i, word in enumerate(words))

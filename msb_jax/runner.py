@@ -97,6 +97,7 @@ def run(
         KeyboardInterrupt ends the run early instead of passing on.
     """
     _check(keys, rounds, f_in)
+    _check_clicks(policy, env_step, env_states, problems, keys)
     records, first = _Records(keys.shape[0], rounds), 0
     if start is not None:
         first = _check_start(start, rounds, f_in)
@@ -169,7 +170,12 @@ def _compiled(
             step_key = jax.random.fold_in(env_key, t)
             env_state, outcome = env_step(step_key, env_state, action)
             told = jax.random.fold_in(tell_key, t)
-            state = policy.tell(told, state, action, outcome.reward)
+            if policy.tell_clicks is None or outcome.clicks is None:
+                state = policy.tell(told, state, action, outcome.reward)
+            else:
+                state = policy.tell_clicks(
+                    told, state, action, outcome.reward, outcome.clicks
+                )
             record = {
                 "reward": outcome.reward,
                 "mean_reward": outcome.mean_reward,
@@ -293,6 +299,26 @@ def _check(keys: Key, rounds: int, f_in: int) -> None:
             "keys must be one typed key a seed, for example "
             "jax.random.split(jax.random.key(0), num_seeds)."
         )
+
+
+def _check_clicks(
+    policy: Policy, env_step: EnvStep, env_states: State, problems: Problem, keys: Key
+) -> None:
+    """Let a policy that needs clicks say so where there are none; computes nothing."""
+    if policy.tell_clicks is None:
+        return
+
+    def first_tell(key: Key, env_state: State, problem: Problem) -> State:
+        action = jnp.zeros((problem.k,), jnp.int32)
+        _, outcome = env_step(stream(key, "env"), env_state, action)
+        if outcome.clicks is not None:
+            return None
+        start = policy.init(stream(key, "init"), problem)
+        return policy.tell(stream(key, "tell"), start, action, outcome.reward)
+
+    # Shapes instead of arrays, so that no key counts as used.
+    given = jax.eval_shape(lambda *args: args, keys, env_states, problems)
+    jax.eval_shape(jax.vmap(first_tell), *given)
 
 
 def _check_start(start: Snapshot, rounds: int, f_in: int) -> int:

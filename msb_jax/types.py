@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
 
     reward: jax.Array  # [] what the learner sees
     mean_reward: jax.Array  # [] the same without noise, for the records only
+    clicks: jax.Array | None = None  # [K] what a learner with click feedback sees
 
 
 class Score(NamedTuple):
@@ -113,7 +114,9 @@ class Policy(NamedTuple):
 
     `ask` and `tell` are pure and are jitted by the caller; `refresh` is called
     every `f_in` rounds, may use the host, and accepts one run (a scalar key) or a
-    batch of runs (keys [B], every leaf of the state with a leading B).
+    batch of runs (keys [B], every leaf of the state with a leading B). Where the
+    environment gives clicks, a policy with `tell_clicks` is told by it instead of by
+    `tell`; one that cannot do without them has a `tell` that says so.
     """
 
     init: Callable[[Key, Problem], State]
@@ -123,3 +126,7 @@ class Policy(NamedTuple):
     origin: Callable[[State], jax.Array]  # [] index into `origins` of the last ask
     origins: tuple[str, ...] = ("policy",)
     producer: Callable[[State], jax.Array] | None = None  # who found the last action
+    # (key, state, action, reward, clicks) -> state
+    tell_clicks: (
+        Callable[[Key, State, jax.Array, jax.Array, jax.Array], State] | None
+    ) = None

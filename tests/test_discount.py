@@ -299,6 +299,7 @@ def test_master__with_a_discount_learns_the_new_weights(name: str) -> None:
 def test_evidence__old_rows_do_not_hide_the_noise() -> None:
     """120 rows of which 33 count: taken for noisy ones they would say a quarter."""
     sets, rewards = _stream(120, noise=0.4)
+    kernel = set_kernel.set_kernel(2)
     tables = set_kernel.basis_tables(K, 2).at[1:].set(0.0)
     weights = forget.row_weights(jnp.asarray(120), 128, 0.97)
     empty = hist.new_history(128, K)
@@ -313,7 +314,12 @@ def test_evidence__old_rows_do_not_hide_the_noise() -> None:
     def fit(history: hist.History) -> jax.Array:
         settings = {"num_rows": 128, "num_steps": 60, "min_noise": 5e-4}
         scales = evidence.fit_scales(
-            history, tables, L, evidence.start_scales(), **settings, fit_power=False
+            history,
+            lambda actions: tables[:, set_kernel.overlaps(actions, actions, L)],
+            evidence.start_scales(kernel.start),
+            kernel.prior,
+            **settings,
+            fit_power=False,
         )
         return scales.deviation**2 * evidence.row_noise(scales, jnp.ones(()))
 

@@ -24,6 +24,11 @@ MASTER = ntk_ucb(CONFIG)
 ABSORB_BLOCK = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
 BELIEF = jax.jit(MASTER.belief)
+SETS = set_kernel.set_kernel(2)
+
+
+def _set_terms(actions: jax.Array) -> jax.Array:
+    return SETS.terms(_problem(), actions, actions)
 
 
 def absorb_all(key: jax.Array, state: NtkUcbState) -> NtkUcbState:
@@ -265,7 +270,9 @@ def test_evidence__gradient_equals_finite_differences() -> None:
 
     params = jnp.asarray([*(rng.normal(size=4) - 1.0), 0.7], jnp.float32)
     call = jax.jit(
-        lambda p: evidence.negative_evidence(p, grams, targets, is_row, plays, 1e-3)
+        lambda p: evidence.negative_evidence(
+            p, grams, targets, is_row, plays, 1e-3, SETS.prior
+        )
     )
     _, gradient = call(params)
     for i in range(5):
@@ -375,18 +382,15 @@ def test_refit__finds_the_scale_on_which_a_cubic_is_linear() -> None:
     fit = jax.jit(
         functools.partial(
             evidence.fit_scales,
-            num_arms=L,
+            terms=_set_terms,
+            prior=SETS.prior,
             num_rows=120,
             num_steps=60,
             min_noise=5e-4,
             fit_power=True,
         )
     )
-    scales = fit(
-        history,
-        tables=set_kernel.basis_tables(K, 2),
-        start=evidence.start_scales(),
-    )
+    scales = fit(history, start=evidence.start_scales(SETS.start))
     assert abs(float(scales.link.power) - 1 / 3) < 0.08
     weights = np.exp(np.asarray(scales.log_weights))
     assert weights[0] > 20 * weights[1:].sum()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +151,47 @@ def test_run__equals_a_plain_loop_over_seeds_and_rounds(
             pairs = [(0, 1), (2, 3), (4, 5)]
             expected = sum(p <= inside for p in map(set, pairs))
             assert curves.violations[b, t] == expected
+
+
+def test_run__tells_clicks_where_there_are_both(setting: dict) -> None:
+    def tell_clicks(
+        key: jax.Array,
+        state: ToyState,
+        action: jax.Array,
+        reward: jax.Array,
+        clicks: jax.Array,
+    ) -> ToyState:
+        del key, reward
+        history = state.history.at[state.used].set(clicks @ action)
+        return state._replace(history=history, used=state.used + 1)
+
+    def clicked_step(
+        key: jax.Array, state: EnvState, action: jax.Array
+    ) -> tuple[EnvState, Outcome]:
+        state, outcome = env_step(key, state, action)
+        return state, outcome._replace(clicks=action + 1)
+
+    def last_history(policy: Policy, step: Any) -> tuple[runner.Curves, np.ndarray]:
+        kept = []
+        curves = runner.run(
+            policy,
+            **setting | {"env_step": step},
+            rounds=F_IN,
+            f_in=F_IN,
+            on_block=lambda s: kept.append(np.array(s.state.history[:NUM_SEEDS])),
+        )
+        return curves, kept[0]
+
+    both = POLICY._replace(tell_clicks=tell_clicks)
+    plain, told = last_history(POLICY, env_step)
+    _, clicked = last_history(both, clicked_step)
+    np.testing.assert_array_equal(clicked, clicked.astype(int))  # sums of integers
+    assert (clicked > 0).all()
+    # Without clicks, or without a use for them, all is as before.
+    for policy, step in ((both, env_step), (POLICY, clicked_step)):
+        same, history = last_history(policy, step)
+        assert_same(same, plain)
+        np.testing.assert_array_equal(history, told)
 
 
 def test_run__shapes_dtypes_and_times(setting: dict) -> None:

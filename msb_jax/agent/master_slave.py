@@ -54,15 +54,11 @@ from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import total_score
 from msb_jax.parallel import map_seeds, one_or_many
-from msb_jax.problem import (
-    Problem,
-    random_feasible_sets,
-    random_sets,
-    violated_pairs,
-)
+from msb_jax.problem import Problem, violated_pairs
 from msb_jax.rng import stream
 from msb_jax.samplers.base import Context, Sampler, View, value_of
 from msb_jax.sets import copies_last
+from msb_jax.spaces import legal_actions
 from msb_jax.types import Key, Master, Policy, State
 
 
@@ -177,8 +173,7 @@ def master_slave(
         )
 
     def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
-        draw = random_feasible_sets if is_hard else random_sets
-        random = draw(key, state.problem, 1)[0]
+        random = legal_actions(key, state.problem, 1, is_hard)[0]
         pool = state.pool
         belief, pairs = pool.belief, pool.pairs
         if master.is_live:

@@ -13,10 +13,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from msb_jax.samplers.base import View, all_places, to_local
+from msb_jax.samplers.base import View, all_places, scene_of, to_local
 from msb_jax.sets import first_copies
 from msb_jax.solvers.bound_search import Terrain, climb, distinct
 from msb_jax.solvers.local_search import hollow
+from msb_jax.spaces import space_of
 from msb_jax.types import Key
 
 NUM_STARTS = 12  # candidates that a search starts from
@@ -43,11 +44,9 @@ def refine(
     size = actions.shape[0]
     totals = jnp.where(is_own, score(actions), -jnp.inf)
     starts = distinct(actions, totals, min(NUM_STARTS, size))
-    terrain = Terrain(
-        model=hollow(view.model),
-        forbidden=view.forbidden[view.arms][:, view.arms],
-        reach=view.reach,
-    )
+    scene = scene_of(view, all_places(view))
+    terrain = Terrain(hollow(view.model), scene.forbidden, view.reach)
+    near = space_of(view.problem).neighbours
     sets, values = climb(
         key,
         lambda local: score(view.arms[local]),
@@ -55,6 +54,7 @@ def refine(
         to_local(view, starts, all_places(view)),
         num_steps=NUM_STEPS,
         num_swaps=NUM_SWAPS,
+        neighbours=lambda key, terrain, action, n: near(key, scene, terrain, action, n),
     )
     sets = view.arms[sets]
     rank = jnp.argsort(jnp.argsort(-totals))

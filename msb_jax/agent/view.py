@@ -14,6 +14,7 @@ from msb_jax.masters.scoring import HARD_PRICE
 from msb_jax.problem import Problem, violated_pairs
 from msb_jax.samplers.base import View, promising
 from msb_jax.solvers.local_search import penalise
+from msb_jax.spaces import forbidden_pairs, space_of
 from msb_jax.types import Key, Master, Quadratic, State
 
 if TYPE_CHECKING:
@@ -83,13 +84,17 @@ def make_view(
     # The model lives on the latent scale, and so does the price of a pair.
     link = master.link(learned)
     soft_price = soft_price * latent_slope(link, values[0])
-    size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
+    # Only where the conflict graph is all there is to know may a search leave arms out.
+    is_whole = space_of(problem).maximise is not None
+    most = problem.num_arms if is_whole else max(config.max_arms, 2 * problem.k)
+    size = min(problem.num_arms, most)
     worth = marginals.at[elites].set(jnp.inf)
     arms = jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
     model = master.quadratic(learned, arms)
     # The arms of the best set are among `arms`, so that their places exist.
     best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)
-    places = promising(model, best, max(config.draw_arms, problem.k))
+    draw_arms = size if is_whole else max(config.draw_arms, problem.k)
+    places = promising(model, best, draw_arms)
     draws = master.draws(key, learned, arms[places], config.num_draws)
     reach = slope_deviation(model, draws, places, best)
     if not is_hard:
@@ -104,7 +109,7 @@ def make_view(
     return View(
         problem=problem,
         round=round,
-        forbidden=problem.conflicts & is_hard,
+        forbidden=forbidden_pairs(problem, is_hard),
         pair_price=jnp.asarray(jnp.inf) if is_hard else soft_price,
         arms=arms,
         model=model,

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from msb_jax.problem import Problem, random_feasible_sets, random_sets
+from msb_jax.problem import Problem
+from msb_jax.spaces import legal_actions
 from msb_jax.types import Key, Policy, State
 
 CONSTRAINTS = ("soft", "hard")
@@ -56,14 +57,14 @@ def plan_nothing(key: Key, state: State) -> State:
 
 def random(config: RandomConfig) -> Policy:
     """Make the policy that plays random sets and learns nothing."""
-    draw = random_feasible_sets if config.constraints == "hard" else random_sets
+    is_hard = config.constraints == "hard"
 
     def init(key: Key, problem: Problem) -> RandomState:
         del key
         return RandomState(problem=problem)
 
     def ask(key: Key, state: RandomState) -> tuple[RandomState, jax.Array]:
-        return state, draw(key, state.problem, 1)[0]
+        return state, legal_actions(key, state.problem, 1, is_hard)[0]
 
     def origin(state: RandomState) -> jax.Array:
         del state

@@ -31,12 +31,13 @@ def make_policy(name: str, settings: Settings) -> Policy:
     """Make a policy from the settings of an experiment.
 
     Args:
-        name: a key of `POLICIES`.
+        name: a key of `POLICIES`, `LIST_POLICIES` or `STRUCTURED_POLICIES`.
         settings: what the experiment knows, for example lam, constraints, n_re and
             f_in; the policy takes those that its config has a field for.
     """
-    check_name(name, POLICIES, "policy")
-    return POLICIES[name](settings)
+    known = POLICIES | LIST_POLICIES | STRUCTURED_POLICIES
+    check_name(name, known, "policy")
+    return known[name](settings)
 
 
 def check_name(name: str, known: Iterable[str], what: str) -> None:
@@ -75,7 +76,11 @@ def _master_slave(settings: Settings) -> Policy:
     master = _plain(MASTERS[name], name, settings)
     names = settings.get("samplers", samplers.DEFAULT)
     config = _choose(agent.MasterSlaveConfig, settings)
-    return agent.master_slave(master, samplers.make_samplers(names, settings), config)
+    made = samplers.make_samplers(names, settings)
+    policy: Policy = agent.master_slave(master, made, config)
+    if settings.get("is_ordered"):
+        policy = importlib.import_module("msb_jax.agent.ordered").ordered(policy)
+    return policy
 
 
 def _neural_diag(settings: Settings) -> Policy:
@@ -118,5 +123,33 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "random": partial(_plain, "msb_jax.baselines.random", "random"),
     "oracle": _oracle,
 }
+# For environments with ordered lists; all but pbm_lin_ucb learn from clicks alone.
+LIST_POLICIES: dict[str, Callable[[Settings], Policy]] = {
+    name: partial(_plain, f"msb_jax.baselines.{name}", name)
+    for name in (
+        "cascade_kl_ucb",
+        "cascade_lsb",
+        "cascade_hybrid",
+        "pbm_ucb",
+        "pbm_lin_ucb",
+    )
+}
+# For problems other than sets with conflicts.
+STRUCTURED_POLICIES: dict[str, Callable[[Settings], Policy]] = {
+    name: partial(_plain, "msb_jax.baselines.structured_ts", name)
+    for name in ("path_ts", "coverage_ts")
+}
+
+
+def _family(*names: str) -> dict[str, Callable[[Settings], Policy]]:
+    known = POLICIES | LIST_POLICIES | STRUCTURED_POLICIES
+    return {name: known[name] for name in ("master_slave", *names, "random", "oracle")}
+
+
+# Who can play where; the agent is told by the setting `is_ordered` to play lists.
+CASCADE_POLICIES = _family("cascade_kl_ucb", "cascade_lsb", "cascade_hybrid")
+POSITION_POLICIES = _family("pbm_ucb", "pbm_lin_ucb")
+PATH_POLICIES = _family("path_ts")
+COVERAGE_POLICIES = _family("coverage_ts", "lin_ts", "gp_ucb")
 # Made from the settings and `truth`, the problems and their best sets.
 TOLD = ("oracle",)

@@ -32,6 +32,7 @@ from msb_jax.problem import (
     random_feasible_sets,
     violated_pairs,
 )
+from msb_jax.rng import host_seed
 from msb_jax.solvers.bounds import quadratic_upper_bound
 from msb_jax.solvers.local_search import penalise, tabu_search
 from msb_jax.solvers.scip import LinearProgram, QuadraticProgram, Solution
@@ -169,11 +170,7 @@ def synthetic(config: SyntheticConfig) -> Env:
     form, noise_std = config.form, config.noise_std
 
     def reset(key: Key) -> SyntheticState:
-        if isinstance(key, jax.core.Tracer):
-            raise ValueError("reset runs on the host; call it outside jit and vmap.")
-        words = np.asarray(jax.random.key_data(key)).tolist()
-        seed = sum(int(word) << (32 * i) for i, word in enumerate(words))
-        return env_state(make_instance(config, seed))
+        return env_state(make_instance(config, host_seed(key)))
 
     def step(
         key: Key, state: SyntheticState, action: jax.Array

@@ -14,7 +14,7 @@ that there is no noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,11 +31,10 @@ from msb_jax.link import (
     to_latent,
 )
 from msb_jax.masters import history as hist
-from msb_jax.masters.set_kernel import overlaps
 
 # A wide Gaussian prior on the logarithms keeps unused terms from drifting away.
-PRIOR_MEAN = (0.0, 0.0, -1.0, -3.0, 1.0)
-PRIOR_DEVIATION = (3.0, 3.0, 3.0, 3.0, 0.2)
+PRIOR_NOISE, PRIOR_POWER = -3.0, 1.0
+PRIOR_DEVIATION, POWER_DEVIATION = 3.0, 0.2
 LEARNING_RATE = 0.15
 # More rounds of one set than this do not make its mean surer: float32 could not tell.
 MAX_PLAYS = 30.0
@@ -74,7 +73,7 @@ def noise_floor(weights: jax.Array, min_noise: jax.Array | float) -> jax.Array:
 class Scales(NamedTuple):
     """What the likelihood chooses."""
 
-    log_weights: jax.Array  # [3] of the kernel terms, in units of deviation^2
+    log_weights: jax.Array  # [S] of the kernel terms, in units of deviation^2
     log_noise: jax.Array  # [] of one round
     floor: jax.Array  # [] added to the noise
     link: Link
@@ -88,10 +87,10 @@ def row_noise(scales: Scales, plays: jax.Array) -> jax.Array:
     return total / jnp.minimum(plays, MAX_PLAYS)
 
 
-def start_scales() -> Scales:
+def start_scales(log_weights: Sequence[float]) -> Scales:
     """Scales before the first fit."""
     return Scales(
-        log_weights=jnp.array([0.0, -1.0, -2.0]),
+        log_weights=jnp.array(log_weights, jnp.float32),
         log_noise=jnp.array(-2.0, jnp.float32),
         floor=jnp.array(1e-2, jnp.float32),
         link=identity_link(),
@@ -107,18 +106,20 @@ def negative_evidence(
     is_row: jax.Array,
     plays: jax.Array,
     min_noise: jax.Array,
+    prior: Sequence[float],
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log restricted likelihood and its gradient.
 
     Args:
-        params: [5] logarithms of the three weights and of the noise; the power.
-        grams: [3, n, n] the kernel terms.
+        params: [S + 2] logarithms of the weights and of the noise; the power.
+        grams: [S, n, n] the kernel terms.
         targets: power -> [n] latent rewards, 0 where there is no row.
         is_row: [n].
         plays: [n] rounds of a row, or its weight if below 1.
         min_noise: see `noise_floor`.
+        prior: [S] where the logarithms of the weights are expected.
     """
-    scales, power = jnp.exp(params[:4]), params[4]
+    scales, power = jnp.exp(params[:-1]), params[-1]
     gram = jnp.einsum("i,inm->nm", scales[:-1], grams)
     missing = jnp.sum(is_row * (1.0 - jnp.minimum(plays, 1.0)))
     plays = jnp.minimum(plays, MAX_PLAYS)
@@ -147,16 +148,16 @@ def negative_evidence(
     slopes = 0.5 * jnp.einsum("nm,inm->i", slack, grams) + min_noise * noise_slope
     gradient = jnp.concatenate([slopes, noise_slope[None]]) * scales
     gradient = jnp.concatenate([gradient, power_slope[None]])
-    spread = jnp.array(PRIOR_DEVIATION)
-    pull = (params - jnp.array(PRIOR_MEAN)) / spread
+    spread = jnp.full(params.shape, PRIOR_DEVIATION).at[-1].set(POWER_DEVIATION)
+    pull = (params - jnp.array([*prior, PRIOR_NOISE, PRIOR_POWER])) / spread
     return value + 0.5 * jnp.sum(pull * pull), gradient + pull / spread
 
 
 def fit_scales(
     history: hist.History,
-    tables: jax.Array,
-    num_arms: int,
+    terms: Callable[[jax.Array], jax.Array],
     start: Scales,
+    prior: Sequence[float],
     *,
     num_rows: int,
     num_steps: int,
@@ -167,9 +168,9 @@ def fit_scales(
 
     Args:
         history: merged rounds; at most `num_rows` rows are looked at.
-        tables: [3, K+1] kernel terms over the overlaps.
-        num_arms: L.
+        terms: actions [n, K] -> kernel terms of every pair [S, n, n].
         start: of the last fit.
+        prior: [S] where the logarithms of the weights are expected.
         num_rows, num_steps: rows looked at and Adam steps.
         min_noise: see `noise_floor`.
         fit_power: False keeps the identity link.
@@ -178,8 +179,7 @@ def fit_scales(
     rows, is_row = fit_rows(history, num_rows)
     actions, rewards = history.actions[rows], history.rewards[rows]
     plays = history.plays[rows]
-    counts = overlaps(actions, actions, num_arms)
-    grams = tables[:, counts] * (is_row[:, None] * is_row[None, :])[None]
+    grams = terms(actions) * (is_row[:, None] * is_row[None, :])[None]
     every = hist.valid_rows(history, history.count) * jnp.minimum(history.plays, 1.0)
     # The unit must be the geometric mean of the very rows whose likelihood is taken:
     # this is what makes likelihoods of different powers comparable.
@@ -196,10 +196,11 @@ def fit_scales(
     params = jnp.concatenate(
         [start.log_weights, start.log_noise[None], start.link.power[None]]
     )
-    low = jnp.array([-12.0, -12.0, -12.0, -16.0, MIN_POWER])
-    high = jnp.array([5.0, 5.0, 5.0, 3.0, MAX_POWER])
+    size = len(prior)
+    low = jnp.array([-12.0] * size + [-16.0, MIN_POWER])
+    high = jnp.array([5.0] * size + [3.0, MAX_POWER])
     # The power moves on a scale of tenths, the logarithms on one of units.
-    pace = jnp.array([1.0, 1.0, 1.0, 1.0, 0.3 if fit_power else 0.0])
+    pace = jnp.array([1.0] * (size + 1) + [0.3 if fit_power else 0.0])
 
     def step(
         carry: tuple[jax.Array, optax.OptState], nothing: None
@@ -207,7 +208,7 @@ def fit_scales(
         del nothing
         params, optimizer_state = carry
         _, gradient = negative_evidence(
-            params, grams, targets, is_row, plays, min_noise
+            params, grams, targets, is_row, plays, min_noise, prior
         )
         # A factorisation that failed in float32 must not poison the weights.
         gradient = jnp.where(jnp.isfinite(gradient), gradient, 0.0)
@@ -218,12 +219,12 @@ def fit_scales(
     (params, _), _ = jax.lax.scan(
         step, (params, optimizer.init(params)), None, length=num_steps
     )
-    link = origin._replace(power=params[4])
+    link = origin._replace(power=params[-1])
     latent_center, _ = hist.masked_moments(to_latent(link, history.rewards), every)
     return Scales(
-        log_weights=params[:3],
-        log_noise=params[3],
-        floor=noise_floor(jnp.exp(params[:3]), min_noise),
+        log_weights=params[:-2],
+        log_noise=params[-2],
+        floor=noise_floor(jnp.exp(params[:-2]), min_noise),
         link=link,
         center=latent_center,
         deviation=deviation,

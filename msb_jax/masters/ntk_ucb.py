@@ -50,9 +50,11 @@ from msb_jax.masters.evidence import (
     row_noise,
     start_scales,
 )
+from msb_jax.masters.kernel import Expansion, Kernel, combine
+from msb_jax.masters.list_kernel import list_kernel
 from msb_jax.masters.scoring import total_score
-from msb_jax.masters.set_kernel import basis_tables, overlaps, quadratic_fit
-from msb_jax.problem import Problem, to_multi_hot, violated_pairs, violation_rate
+from msb_jax.masters.set_kernel import set_kernel
+from msb_jax.problem import ORDERED, Problem, violated_pairs, violation_rate
 from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
 # Keeps divisions by what is zero before the first round finite.
@@ -124,8 +126,15 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     is_discounted = config.discount != 1.0
     is_auto = config.discount == forget.AUTO
 
-    def kernel(state: NtkUcbState, counts: jax.Array) -> jax.Array:
-        return _table(state, config)[counts]
+    sets, lists = set_kernel(config.depth, config.tangent), list_kernel()
+
+    def kernel_of(problem: Problem) -> Kernel:
+        return lists if problem.space == ORDERED else sets
+
+    def kernel(state: NtkUcbState, actions: jax.Array, others: jax.Array) -> jax.Array:
+        """Kernel values of every pair: [C, N]."""
+        weights = jnp.exp(state.scales.log_weights)
+        return kernel_of(state.problem).value(state.problem, weights, actions, others)
 
     def diagonal(state: NtkUcbState, is_row: jax.Array) -> jax.Array:
         """Noise of the rows of the history, 1 where there is none: [C]."""
@@ -150,7 +159,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             history=hist.new_history(capacity, problem.k),
             root=jnp.eye(capacity),
             whitened=jnp.zeros((capacity, 2)),
-            scales=start_scales(),
+            scales=start_scales(kernel_of(problem).start),
             fitted_at=jnp.zeros((), jnp.int32),
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
@@ -163,9 +172,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     def cross(state: NtkUcbState, actions: jax.Array) -> jax.Array:
         """Whitened kernel columns, root k(history, actions): [C, N]."""
-        counts = overlaps(state.history.actions, actions, state.problem.num_arms)
         is_row = hist.valid_rows(state.history, state.history.absorbed)
-        return state.root @ (kernel(state, counts) * is_row[:, None])
+        values = kernel(state, state.history.actions, actions)
+        return state.root @ (values * is_row[:, None])
 
     def absorb(state: NtkUcbState) -> NtkUcbState:
         """Append the next `block` pending rows to the root (missing ones: I).
@@ -180,7 +189,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         )
         is_new = (start + jnp.arange(size) < history.count).astype(jnp.float32)
         v = cross(state, rows) * is_new[None, :]  # [C, block]
-        gram = kernel(state, overlaps(rows, rows, state.problem.num_arms))
+        gram = kernel(state, rows, rows)
         gram = gram * is_new[:, None] * is_new[None, :]
         noise = jnp.where(is_new > 0, fresh_noise(state), 1.0)
         complement = lift(gram - v.T @ v + jnp.diag(noise), jnp.min(noise))
@@ -208,11 +217,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         """Choose the weights by likelihood."""
         history = state.history
         crowd = jnp.maximum(1.0, history.count / config.many_rows)
+        terms = kernel_of(state.problem).terms
         scales = fit_scales(
             history,
-            _tables(state, config),
-            state.problem.num_arms,
+            lambda actions: terms(state.problem, actions, actions),
             state.scales,
+            kernel_of(state.problem).prior,
             num_rows=config.fit_rows,
             num_steps=config.fit_steps,
             min_noise=config.min_noise * crowd,
@@ -225,8 +235,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         history = state.history
         state = state._replace(history=history._replace(absorbed=history.count))
         is_row = hist.valid_rows(history, history.count)
-        counts = overlaps(history.actions, history.actions, state.problem.num_arms)
-        gram = kernel(state, counts) * is_row[:, None] * is_row[None, :]
+        gram = kernel(state, history.actions, history.actions)
+        gram = gram * is_row[:, None] * is_row[None, :]
 
         def invert(state: NtkUcbState) -> NtkUcbState:
             full = gram + jnp.diag(diagonal(state, is_row))
@@ -325,10 +335,10 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def belief(state: NtkUcbState, actions: jax.Array) -> Belief:
         residual, constant, deviation = target(state)
         v = cross(state, actions)
-        counts = overlaps(actions, actions, state.problem.num_arms)
         extra = doubt(state, v)
         known = explained(state, v)
-        cov = kernel(state, counts) - known.T @ known + extra[:, None] * extra[None, :]
+        prior = kernel(state, actions, actions)
+        cov = prior - known.T @ known + extra[:, None] * extra[None, :]
         scale = deviation * deviation
         return Belief(
             mean=constant + deviation * (v.T @ residual),
@@ -353,7 +363,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)
         v = cross(state, actions)
-        own = kernel(state, jnp.full((actions.shape[0],), state.problem.k))
+        weights = jnp.exp(state.scales.log_weights)
+        own = kernel_of(state.problem).own(state.problem, weights)
         known = explained(state, v)
         variance = own - jnp.sum(known * known, axis=0) + jnp.square(doubt(state, v))
         latent = constant + deviation * (v.T @ residual)
@@ -374,65 +385,53 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         pull = row_noise(state.scales, state.history.plays) * alpha
         return to_reward(state.scales.link, latent - deviation * pull)
 
-    def sums_by_arm(state: NtkUcbState, alpha: jax.Array) -> jax.Array:
-        """X' alpha: [L]."""
-        rows = jnp.broadcast_to(alpha[:, None], state.history.actions.shape)
-        total = jnp.zeros((state.problem.num_arms,))
-        is_row = hist.valid_rows(state.history, state.history.absorbed)
-        return total.at[state.history.actions].add(rows * is_row[:, None])
+    def weighted(state: NtkUcbState, alpha: jax.Array) -> jax.Array:
+        """Coefficients of the rows that count: [C]."""
+        return alpha * hist.valid_rows(state.history, state.history.absorbed)
 
     def marginals(state: NtkUcbState) -> jax.Array:
         alpha, constant, deviation = coefficients(state)
-        k = float(state.problem.k)
-        # An input e_i has cosine 1/sqrt(K) with a set that holds arm i, else 0.
-        fit = quadratic_fit(_table(state, config))
-        step = fit[1] * jnp.sqrt(k) + fit[2] * k
-        worth = fit[0] * jnp.sum(alpha) + step * sums_by_arm(state, alpha)
+        weights = jnp.exp(state.scales.log_weights)
+        worth = kernel_of(state.problem).by_arm(
+            state.problem, weights, state.history.actions, weighted(state, alpha)
+        )
         return constant + deviation * worth
-
-    def local_rows(state: NtkUcbState, arms: jax.Array) -> jax.Array:
-        """K-hot rows of the history on the columns `arms`: float32[C, A]."""
-        size = arms.shape[0]
-        # Arms that are not asked for share one more column, which is dropped.
-        column = jnp.full((state.problem.num_arms,), size, jnp.int32)
-        column = column.at[arms].set(jnp.arange(size, dtype=jnp.int32))
-        hot = to_multi_hot(column[state.history.actions], size + 1)[:, :size]
-        is_row = hist.valid_rows(state.history, state.history.absorbed)
-        return hot * is_row[:, None]
 
     def quadratic(state: NtkUcbState, arms: jax.Array) -> Quadratic:
         alpha, constant, deviation = coefficients(state)
-        rows = local_rows(state, arms)
-        fit = deviation * quadratic_fit(_table(state, config))
+        model = expansion(state, arms)
+        pull = combine(model, weighted(state, alpha))
         return Quadratic(
-            pair=fit[2] * (rows.T @ (alpha[:, None] * rows)),
-            linear=fit[1] * (alpha @ rows),
-            offset=constant + fit[0] * jnp.sum(alpha),
+            pair=deviation * pull.pair,
+            linear=deviation * pull.linear,
+            offset=constant + deviation * pull.offset,
         )
+
+    def expansion(state: NtkUcbState, arms: jax.Array) -> Expansion:
+        weights = jnp.exp(state.scales.log_weights)
+        actions = state.history.actions
+        return kernel_of(state.problem).expand(state.problem, weights, actions, arms)
 
     def draws(key: Key, state: NtkUcbState, arms: jax.Array, n: int) -> Quadratic:
         """Exact posterior draws of the quadratic part (Matheron's rule)."""
-        linear_key, pair_key, noise_key = jax.random.split(key, 3)
-        size, capacity = arms.shape[0], state.history.rewards.shape[0]
-        fit = quadratic_fit(_table(state, config))
-        slope, curve = jnp.sqrt(jnp.maximum(fit[1:], 0.0))
-        rows = local_rows(state, arms)  # [C, A]
-        is_row = hist.valid_rows(state.history, state.history.absorbed)
-        linear = slope * jax.random.normal(linear_key, (n, size))
-        pair = curve * jax.random.normal(pair_key, (n, size, size))
-        pair = 0.5 * (pair + pair.transpose(0, 2, 1))
-        prior = jax.vmap(lambda q: jnp.sum((rows @ q) * rows, axis=1))(pair)
-        prior += linear @ rows.T  # [n, C]
+        prior_key, noise_key = jax.random.split(key)
+        capacity = state.history.rewards.shape[0]
+        model = expansion(state, arms)
+        weights = jnp.exp(state.scales.log_weights)
+        linear, pair, values = kernel_of(state.problem).draw(
+            prior_key, state.problem, weights, model, state.history.actions, arms, n
+        )
         noise = jnp.sqrt(row_noise(state.scales, state.history.plays))
-        prior += noise[None, :] * jax.random.normal(noise_key, (n, capacity))
+        values += noise[None, :] * jax.random.normal(noise_key, (n, capacity))
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
         residual, constant, deviation = target(state)
-        inner, level = solution(state, state.root @ (prior * is_row[None, :]).T)
+        inner, level = solution(state, state.root @ (values * is_row[None, :]).T)
         alpha = unwhiten(state, residual[None, :] - inner.T)  # [n, C]
-        pull = jax.vmap(lambda a: rows.T @ (a[:, None] * rows))(alpha)
+        pull = jax.vmap(combine, (None, 0))(model, alpha * is_row[None, :])
         return Quadratic(
-            pair=deviation * (pair + fit[2] * pull),
-            linear=deviation * (linear + fit[1] * (alpha @ rows)),
-            offset=constant + deviation * (fit[0] * jnp.sum(alpha, axis=1) - level),
+            pair=deviation * (pair + pull.pair),
+            linear=deviation * (linear + pull.linear),
+            offset=constant + deviation * (pull.offset - level),
         )
 
     def grow(state: NtkUcbState, capacity: int) -> NtkUcbState:
@@ -490,14 +489,3 @@ def invert_lower(factor: jax.Array) -> jax.Array:
     below = -last @ (factor[half:, :half] @ first)
     upper = jnp.zeros((half, size - half), factor.dtype)
     return jnp.block([[first, upper], [below, last]])
-
-
-def _tables(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
-    """The terms of the kernel over the overlaps 0..K, 0 for an unused one: [3, K+1]."""
-    tables = basis_tables(state.problem.k, config.depth)
-    return tables if config.tangent else tables.at[2].set(0.0)
-
-
-def _table(state: NtkUcbState, config: NtkUcbConfig) -> jax.Array:
-    """Kernel values over the overlaps 0..K: [K+1]."""
-    return jnp.exp(state.scales.log_weights) @ _tables(state, config)

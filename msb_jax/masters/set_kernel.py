@@ -18,6 +18,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from msb_jax.masters.kernel import Expansion, Kernel, PriorDraw
+from msb_jax.problem import Problem, to_multi_hot
+from msb_jax.types import Key
+
 
 def tangent_kernel(rho: jax.Array, depth: int) -> jax.Array:
     """Neural tangent kernel of unit inputs with inner product `rho`.
@@ -92,3 +96,83 @@ def quadratic_fit(table: jax.Array) -> jax.Array:
         order
     )
     return jnp.zeros((3,)).at[:order].set(solution * scale)
+
+
+def set_kernel(depth: int, tangent: bool = True) -> Kernel:
+    """Build the kernel on sets of K arms.
+
+    Args:
+        depth: weight matrices of the network whose limit is taken.
+        tangent: False leaves the linear and the quadratic term alone.
+    """
+
+    def tables(problem: Problem) -> jax.Array:
+        """The terms over the overlaps 0..K, 0 for an unused one: [3, K+1]."""
+        all_terms = basis_tables(problem.k, depth)
+        return all_terms if tangent else all_terms.at[2].set(0.0)
+
+    def terms(problem: Problem, actions: jax.Array, others: jax.Array) -> jax.Array:
+        return tables(problem)[:, overlaps(actions, others, problem.num_arms)]
+
+    def value(
+        problem: Problem, weights: jax.Array, actions: jax.Array, others: jax.Array
+    ) -> jax.Array:
+        counts = overlaps(actions, others, problem.num_arms)
+        return (weights @ tables(problem))[counts]
+
+    def own(problem: Problem, weights: jax.Array) -> jax.Array:
+        return (weights @ tables(problem))[problem.k]
+
+    def by_arm(
+        problem: Problem, weights: jax.Array, actions: jax.Array, alpha: jax.Array
+    ) -> jax.Array:
+        """An input e_i has cosine 1/sqrt(K) with a set that holds arm i, else 0."""
+        k = float(problem.k)
+        fit = quadratic_fit(weights @ tables(problem))
+        step = fit[1] * jnp.sqrt(k) + fit[2] * k
+        rows = jnp.broadcast_to(alpha[:, None], actions.shape)
+        sums = jnp.zeros((problem.num_arms,)).at[actions].add(rows)
+        return fit[0] * jnp.sum(alpha) + step * sums
+
+    def expand(
+        problem: Problem, weights: jax.Array, actions: jax.Array, arms: jax.Array
+    ) -> Expansion:
+        fit = quadratic_fit(weights @ tables(problem))
+        size = arms.shape[0]
+        # Arms that are not asked for share one more column, which is dropped.
+        column = jnp.full((problem.num_arms,), size, jnp.int32)
+        column = column.at[arms].set(jnp.arange(size, dtype=jnp.int32))
+        rows = to_multi_hot(column[actions], size + 1)[:, :size]
+        return Expansion(fit[0], ((fit[1], rows),), ((fit[2], rows),))
+
+    def draw(
+        key: Key,
+        problem: Problem,
+        weights: jax.Array,
+        model: Expansion,
+        actions: jax.Array,
+        arms: jax.Array,
+        n: int,
+    ) -> PriorDraw:
+        del problem, weights, actions
+        linear_key, pair_key = jax.random.split(key)
+        (slope, rows), (curve, _) = model.linear[0], model.square[0]
+        size = arms.shape[0]
+        linear = jax.random.normal(linear_key, (n, size))
+        linear *= jnp.sqrt(jnp.maximum(slope, 0.0))
+        pair = jax.random.normal(pair_key, (n, size, size))
+        pair = 0.5 * (pair + pair.transpose(0, 2, 1))
+        pair *= jnp.sqrt(jnp.maximum(curve, 0.0))
+        values = jax.vmap(lambda q: jnp.sum((rows @ q) * rows, axis=1))(pair)
+        return PriorDraw(linear, pair, values + linear @ rows.T)
+
+    return Kernel(
+        start=(0.0, -1.0, -2.0),
+        prior=(0.0, 0.0, -1.0),
+        terms=terms,
+        value=value,
+        own=own,
+        by_arm=by_arm,
+        expand=expand,
+        draw=draw,
+    )

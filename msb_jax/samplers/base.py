@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from msb_jax.problem import Problem, random_feasible_sets, repair
+from msb_jax.problem import Problem
+from msb_jax.spaces import Scene, space_of
 from msb_jax.types import Key, Quadratic, State
 
 
@@ -149,16 +150,20 @@ def to_local(view: View, actions: jax.Array, places: jax.Array) -> jax.Array:
     arms = view.arms[places]
     size = arms.shape[0]
     forbidden = view.forbidden[arms][:, arms]
-    part = Problem(
-        features=view.problem.features[arms],
-        conflicts=forbidden,
-        num_conflicts=jnp.sum(forbidden, dtype=jnp.int32) // 2,
-        k=view.problem.k,
+    part = dataclasses.replace(
+        view.problem, features=view.problem.features[arms], conflicts=forbidden
     )
     position = jnp.full((view.problem.num_arms,), size, jnp.int32)
     position = position.at[arms].set(jnp.arange(size, dtype=jnp.int32))
     worth = view.model.linear[places]
+    repair = space_of(part).repair
     return jax.vmap(repair, in_axes=(None, 0, None))(part, position[actions], worth)
+
+
+def scene_of(view: View, places: jax.Array) -> Scene:
+    """What a search among `view.arms[places]` may move among."""
+    arms = view.arms[places]
+    return Scene(view.problem, arms, view.forbidden[arms][:, arms])
 
 
 def all_places(view: View) -> jax.Array:
@@ -168,12 +173,12 @@ def all_places(view: View) -> jax.Array:
 
 def legal_sets(key: Key, view: View, n: int) -> jax.Array:
     """Draw random sets: feasible where pairs are forbidden, uniform elsewhere."""
-    return random_feasible_sets(key, _legal_problem(view), n)
+    return space_of(view.problem).random(key, _legal_problem(view), n)
 
 
 def legalise(view: View, action: jax.Array, priority: jax.Array) -> jax.Array:
     """Repair a set where pairs are forbidden; elsewhere it stays the same set."""
-    return repair(_legal_problem(view), action, priority)
+    return space_of(view.problem).repair(_legal_problem(view), action, priority)
 
 
 def _legal_problem(view: View) -> Problem:

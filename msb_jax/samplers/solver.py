@@ -40,12 +40,14 @@ from msb_jax.samplers.base import (
     legal_sets,
     legalise,
     promising,
+    scene_of,
     to_local,
     unpriced,
     value_of,
 )
 from msb_jax.solvers import local_search, scip
 from msb_jax.solvers.bound_search import Terrain, walk
+from msb_jax.spaces import space_of
 from msb_jax.types import Key, Quadratic
 
 
@@ -84,6 +86,8 @@ class SolverRequest(NamedTuple):
     refreshes: jax.Array  # [] int32
     pair_price: jax.Array  # [] inf: conflicts are forbidden
     marginals: jax.Array  # [L]
+    first_order: jax.Array  # [K] the linear optimum, where the space finds it
+    graph: Any  # [L, L] pairs that the programs exclude, if not the conflicts
     walks: jax.Array  # [2W, K] sets found by search, without and with a bonus
     best: jax.Array  # [K] the best of them
     arms: jax.Array  # [A'] the arms of the quadratic program
@@ -138,20 +142,28 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         random = legal_sets(key, view, num_random)
         starts = jnp.concatenate([view.elites[:num_elites], random])
         starts = to_local(view, starts, all_places(view))
-        forbidden = view.forbidden[view.arms][:, view.arms]
-        walks, values = local_search.tabu_search(
-            view.model, forbidden, starts, num_steps=config.num_steps
-        )
+        scene, space = scene_of(view, all_places(view)), space_of(view.problem)
+        search = functools.partial(space.search, scene)
+        walks, values = search(view.model, starts, config.num_steps)
         top = walks[jnp.argmax(values)]
-        terrain = Terrain(local_search.hollow(view.model), forbidden, view.reach)
-        bold = walk(stream(key, "bold"), terrain, starts, config.num_steps)
+        terrain = Terrain(local_search.hollow(view.model), scene.forbidden, view.reach)
+        bold = walk(stream(key, "bold"), terrain, starts, config.num_steps, search)
         places = promising(view.model, top, max(config.program_arms, top.shape[0]))
-        model = unpriced(view)
+        model, price = unpriced(view), view.pair_price
         conflicts = view.problem.conflicts[view.arms][:, view.arms]
+        if space.exclusions is not None:
+            # The program knows one kind of pair: excluded ones; conflicts that only
+            # cost something stay in the model.
+            model, price, conflicts = view.model, jnp.asarray(jnp.inf), scene.forbidden
+        first_order = jnp.zeros((view.problem.k,), jnp.int32)
+        if space.maximise is not None:
+            first_order = space.maximise(view.problem, view.marginals)
         return SolverRequest(
             refreshes=state.refreshes,
-            pair_price=view.pair_price,
+            pair_price=price,
             marginals=view.marginals,
+            first_order=first_order,
+            graph=view.forbidden if space.exclusions is not None else (),
             walks=view.arms[jnp.concatenate([walks, bold])],
             best=view.arms[top],
             arms=view.arms[places],
@@ -162,8 +174,11 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
 
     def solve(problems: Problem, requests: SolverRequest) -> SolverAnswer:
         """Solve the programs of all runs on the host; every leaf has a leading B."""
-        graphs = np.asarray(problems.conflicts)
         asked = jax.tree.map(np.asarray, requests)
+        space = space_of(problems)
+        if space.maximise is not None:
+            return SolverAnswer(requests.first_order, requests.best)
+        graphs = asked.graph if space.exclusions else np.asarray(problems.conflicts)
         jobs = [
             functools.partial(
                 _solve_one, config, graphs[row], problems.k, _row(asked, row)
@@ -176,7 +191,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
     def propose(key: Key, state: SolverState, context: Context, n: int) -> jax.Array:
         del state
         view, asked, answer = context.view, context.request, context.answer
-        beta_key, fix_key = jax.random.split(key)
+        beta_key, fix_key, near_key = jax.random.split(key, 3)
         num_arms = view.problem.num_arms
         candidates = jnp.stack([asked.best, answer.first_order, answer.second_order])
         best = candidates[jnp.argmax(value_of(view, candidates))]
@@ -190,7 +205,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         found.append(jax.vmap(legalise, in_axes=(None, 0, 0))(view, noisy, priority))
         left = n - sum(part.shape[0] for part in found)
         if left > 0:
-            found.append(_neighbours(view, best, left))
+            found.append(_neighbours(near_key, view, best, left))
         order = interleave([part.shape[0] for part in found])
         return jnp.concatenate(found)[order[:n]].astype(jnp.int32)
 
@@ -219,31 +234,21 @@ def _randomised(config: SolverConfig, view: View, best: jax.Array) -> jax.Array:
         linear=priced.linear[places][None] + scale[:, None] * linear_noise,
         offset=draws.offset,
     )
-    forbidden = view.forbidden[arms][:, arms]
-    start = to_local(view, best[None], places)
+    start, scene = to_local(view, best[None], places), scene_of(view, places)
+    find = space_of(view.problem).search
 
     def search(model: Quadratic) -> jax.Array:
-        return local_search.tabu_search(
-            model, forbidden, start, num_steps=config.draw_steps
-        )[0][0]
+        return find(scene, model, start, config.draw_steps)[0][0]
 
     return arms[jax.vmap(search)(mixed)]
 
 
-def _neighbours(view: View, best: jax.Array, n: int) -> jax.Array:
-    """The best single swaps of `best`, which fills the places of missing ones."""
+def _neighbours(key: Key, view: View, best: jax.Array, n: int) -> jax.Array:
+    """The best actions near `best`: int32[n, K]."""
     top = to_local(view, best[None], all_places(view))[0]
-    forbidden = view.forbidden[view.arms][:, view.arms]
-    gains, allowed = local_search.swap_gains(
-        local_search.hollow(view.model), forbidden, top
-    )
-    gains = jnp.where(allowed, gains, local_search.FORBIDDEN).reshape(-1)
-    size = view.arms.shape[0]
-    gain, cells = jax.lax.top_k(gains, min(n, gains.shape[0]))
-    swapped = jax.vmap(lambda cell: top.at[cell // size].set(cell % size))(cells)
-    is_legal = gain > local_search.FORBIDDEN
-    single = view.arms[jnp.where(is_legal[:, None], swapped, top[None])]
-    return jnp.concatenate([single, jnp.tile(best, (n - single.shape[0], 1))])
+    near = space_of(view.problem).best_neighbours
+    scene = scene_of(view, all_places(view))
+    return view.arms[near(key, scene, local_search.hollow(view.model), top, n)]
 
 
 def interleave(sizes: Sequence[int]) -> np.ndarray:

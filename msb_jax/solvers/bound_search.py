@@ -20,6 +20,8 @@ from msb_jax.sets import first_copies
 from msb_jax.solvers.local_search import swap_gains, tabu_search
 from msb_jax.types import Key, Quadratic
 
+Search = Callable[[Quadratic, jax.Array, int], tuple[jax.Array, jax.Array]]
+
 
 class Terrain(NamedTuple):
     """What the choice of exchanges looks at."""
@@ -29,12 +31,19 @@ class Terrain(NamedTuple):
     reach: jax.Array  # [L] what may be gained by not knowing an arm
 
 
-def walk(key: Key, terrain: Terrain, starts: jax.Array, num_steps: int) -> jax.Array:
+def walk(
+    key: Key,
+    terrain: Terrain,
+    starts: jax.Array,
+    num_steps: int,
+    search: Search | None = None,
+) -> jax.Array:
     """Walk from every start on the quadratic model, with a random bonus on the arms.
 
     Args:
         starts: int32[W, K].
         num_steps: exchanges of a walker, with a tabu list.
+        search: another search, model, starts and steps -> sets and values.
 
     Returns:
         int32[W, K], the best set of every walker under its own bonus.
@@ -44,6 +53,8 @@ def walk(key: Key, terrain: Terrain, starts: jax.Array, num_steps: int) -> jax.A
 
     def one(bonus: jax.Array, start: jax.Array) -> jax.Array:
         model = terrain.model._replace(linear=terrain.model.linear + bonus)
+        if search is not None:
+            return search(model, start[None], num_steps)[0][0]
         found, _ = tabu_search(
             model, terrain.forbidden, start[None], num_steps=num_steps
         )
@@ -60,6 +71,7 @@ def climb(
     *,
     num_steps: int,
     num_swaps: int,
+    neighbours: Callable[[Key, Terrain, jax.Array, int], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Improve every start by its best exchange, `num_steps` times.
 
@@ -69,13 +81,14 @@ def climb(
         starts: int32[W, K].
         num_steps: of every walker.
         num_swaps: exchanges scored in a step of a walker.
+        neighbours: other sets near one, instead of its `exchanges`.
 
     Returns:
         All sets that were scored int32[N, K] and their scores float32[N].
     """
     num_walkers, k = starts.shape
     rows = jnp.arange(num_walkers)
-    look = jax.vmap(exchanges, (0, None, 0, None))
+    look = jax.vmap(neighbours or exchanges, (0, None, 0, None))
 
     def step(carry: Any, key: Key) -> tuple[Any, Any]:
         walkers, values = carry  # [W, K], [W]

@@ -1,0 +1,128 @@
+"""What policies for ordered lists share: conflicts, places and clicks.
+
+With hard constraints a list is filled from the top by the best arm that is not in
+conflict with the arms above it, and where there is none by the one that adds the
+fewest conflicts. In soft mode conflicts are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from msb_jax.problem import Problem, repair
+from msb_jax.types import Key, State
+
+TARGETS = ("clicks", "reward")
+
+
+def needs_clicks(name: str) -> Callable[..., NoReturn]:
+    """Make the `tell` of a policy that cannot learn from the reward alone."""
+
+    def tell(key: Key, state: State, action: jax.Array, reward: jax.Array) -> NoReturn:
+        del key, state, action, reward
+        raise ValueError(
+            f"{name} learns from clicks, and this environment gives none; play it on "
+            "ordered lists with clicks, or choose a policy that learns from rewards."
+        )
+
+    return tell
+
+
+def check_target(target: str) -> None:
+    """Raise unless `target` names something that a click can be credited with."""
+    if target not in TARGETS:
+        raise ValueError(f"target must be clicks or reward, got {target!r}.")
+
+
+def rank_arms(key: Key, problem: Problem, index: jax.Array, is_hard: bool) -> jax.Array:
+    """Put the K arms of largest index in descending order, equal ones by lot.
+
+    Args:
+        index: [L], below infinity.
+        is_hard: avoid conflicts.
+
+    Returns:
+        int32[K].
+    """
+    # First by lot, then by a stable sort.
+    shuffled = jax.random.permutation(key, problem.num_arms)
+    order = shuffled[jnp.argsort(-index[shuffled], stable=True)].astype(jnp.int32)
+    if not is_hard:
+        return order[: problem.k]
+    rank = (
+        jnp.zeros_like(index)
+        .at[order]
+        .set(-jnp.arange(index.shape[0], dtype=index.dtype))
+    )
+    action = repair(problem, order[: problem.k], rank)
+    return action[jnp.argsort(-rank[action])]
+
+
+def fill_places(
+    problem: Problem,
+    start: State,
+    scores: Callable[[State], jax.Array],
+    take: Callable[[State, jax.Array], State],
+    is_hard: bool,
+) -> jax.Array:
+    """Fill K places from the top, when the scores depend on the arms above.
+
+    Args:
+        start: what the arms above amount to when there are none.
+        scores: of all arms [L], given the arms above.
+        take: add an arm [] to them.
+        is_hard: avoid conflicts.
+
+    Returns:
+        int32[K].
+    """
+    size = problem.num_arms
+
+    def place(
+        carry: tuple[State, jax.Array], _: None
+    ) -> tuple[tuple[State, jax.Array], jax.Array]:
+        above, cost = carry  # cost [L]: conflicts that an arm would add
+        wanted = jnp.where(cost == cost.min(), scores(above), -jnp.inf)
+        arm = jnp.argmax(wanted).astype(jnp.int32)
+        if is_hard:
+            cost = cost + problem.conflicts[arm].astype(jnp.int32)
+        # Above the conflicts that any arm can have.
+        return (take(above, arm), cost.at[arm].set(2 * size)), arm
+
+    start = (start, jnp.zeros((size,), jnp.int32))
+    return jax.lax.scan(place, start, None, length=problem.k)[1]
+
+
+def credit(
+    clicks: jax.Array, reward: jax.Array, target: str
+) -> tuple[jax.Array, jax.Array]:
+    """Say what the places of a list have shown.
+
+    Args:
+        clicks: [K] of 1, 0, and -1 or NaN where nothing is known.
+        reward: [], 1 if the user was satisfied.
+        target: clicks, to learn what attracts; or reward, to learn what satisfies:
+            then the last click is worth the reward and the others nothing.
+
+    Returns:
+        float32[K] 1 where something is known and else 0, and float32[K] what it is.
+    """
+    is_clicked = clicks > 0
+    if target == "reward":
+        later = jnp.cumsum(is_clicked[::-1])[::-1] - is_clicked  # clicks further down
+        is_last = is_clicked & (later == 0)
+        value = jnp.where(is_last, reward, 0.0)
+    else:
+        value = is_clicked.astype(jnp.float32)
+    is_known = (clicks >= 0) & jnp.isfinite(value)
+    return is_known.astype(jnp.float32), jnp.where(is_known, value, 0.0)
+
+
+def log_round(told: jax.Array, extra: float) -> jax.Array:
+    """Compute log t + extra log log t, not below 0, of the round t = told + 1."""
+    t = jnp.maximum(told + 1, 2).astype(jnp.float32)
+    return jnp.maximum(jnp.log(t) + extra * jnp.log(jnp.log(t)), 0.0)

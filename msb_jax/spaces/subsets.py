@@ -1,0 +1,51 @@
+"""The main case: every K arms make an action, and conflicts are all that matters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from msb_jax.problem import random_feasible_sets, repair
+from msb_jax.solvers import bound_search, local_search
+from msb_jax.solvers.bound_search import Terrain
+from msb_jax.spaces.base import Scene, Space
+from msb_jax.types import Key, Quadratic
+
+
+def search(
+    scene: Scene, model: Quadratic, starts: jax.Array, num_steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """Exchange arms, with a tabu list."""
+    return local_search.tabu_search(model, scene.forbidden, starts, num_steps=num_steps)
+
+
+def neighbours(
+    key: Key, scene: Scene, terrain: Terrain, action: jax.Array, n: int
+) -> jax.Array:
+    """Exchange one arm, half of the time where it promises most."""
+    del scene
+    return bound_search.exchanges(key, terrain, action, n)
+
+
+def best_neighbours(
+    key: Key, scene: Scene, model: Quadratic, action: jax.Array, n: int
+) -> jax.Array:
+    """The single exchanges of most gain; the set itself where there are too few."""
+    del key
+    gains, allowed = local_search.swap_gains(model, scene.forbidden, action)
+    gains = jnp.where(allowed, gains, local_search.FORBIDDEN).reshape(-1)
+    size = scene.arms.shape[0]
+    gain, cells = jax.lax.top_k(gains, min(n, gains.shape[0]))
+    swapped = jax.vmap(lambda cell: action.at[cell // size].set(cell % size))(cells)
+    is_legal = gain > local_search.FORBIDDEN
+    single = jnp.where(is_legal[:, None], swapped, action[None])
+    return jnp.concatenate([single, jnp.tile(action, (n - single.shape[0], 1))])
+
+
+SPACE = Space(
+    random=random_feasible_sets,
+    repair=repair,
+    search=search,
+    neighbours=neighbours,
+    best_neighbours=best_neighbours,
+)
