@@ -13,11 +13,12 @@ import numpy as np
 from experiments import harness
 from experiments.flags import flag
 from experiments.progress import Progress
-from experiments.run_flags import RunFlags
+from experiments.run_flags import SAMPLERS_HELP, RunFlags
 from experiments.synthetic import describe_truth
 from msb_jax.envs.synthetic import GroundTruth
 from msb_jax.problem import Problem, stack_problems
 from msb_jax.rng import stream
+from msb_jax.samplers.registry import PLAIN
 from msb_jax.types import EnvStep, State
 
 
@@ -26,6 +27,7 @@ class InstanceFlags(RunFlags):
     """Flags of a run on generated instances."""
 
     rounds: int = flag(5000, "rounds, T")
+    samplers: tuple[str, ...] = flag(PLAIN, SAMPLERS_HELP)
     n_re: int | None = flag(None, "random rounds at the start; not given or -1: 2L")
 
     def settle(
