@@ -4,7 +4,7 @@ The master's surrogate is replaced by a known quadratic function of the set, so 
 the optimum is known too. A sampler gets `refreshes` chances to update and proposes
 `num_proposals` sets after each. Conflicts are soft: nothing repairs a proposal, and
 the price of a pair is that of a tenth of the best reward, so that an infeasible set
-never pays.
+never pays, unless another price is given.
 """
 
 from __future__ import annotations
@@ -79,10 +79,13 @@ def make_objective(
     return Objective(problem, model, jnp.max(values))
 
 
-def known_view(objective: Objective) -> View:
-    """What a sampler sees when the master knows the objective."""
+def known_view(objective: Objective, pair_price: float = PRICE) -> View:
+    """What a sampler sees when the master knows the objective.
+
+    The price of a conflicting pair is a share of the best reward.
+    """
     problem = objective.problem
-    price = PRICE * objective.optimum
+    price = pair_price * objective.optimum
     arms = jnp.arange(problem.num_arms, dtype=jnp.int32)
     sets = random_sets(jax.random.key(0), problem, NUM_ELITES)
     played = jnp.resize(sets, (NUM_PLAYED, problem.k))
@@ -116,6 +119,7 @@ def train(
     num_proposals: int = 20,
     f_in: int = 20,
     demonstrations: bool = False,
+    pair_price: float = PRICE,
 ) -> tuple[State, Report]:
     """Let a sampler learn the objective.
 
@@ -128,12 +132,13 @@ def train(
         f_in: rounds between two; the best proposals are played.
         demonstrations: whether it sees random sets and crossings of the best sets in
             the pool too, and imitates the best set of the pool every tenth time.
+        pair_price: of a conflict, as a share of the best reward.
 
     Returns:
         The state of the sampler and its report.
     """
     problem = objective.problem
-    base = known_view(objective)
+    base = known_view(objective, pair_price)
     guests = random_sets(stream(key, "guests"), problem, num_proposals)
     size = num_proposals + guests.shape[0] * demonstrations
     start = base._replace(

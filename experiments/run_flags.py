@@ -16,6 +16,7 @@ from msb_jax.masters.discount import AUTO
 from msb_jax.samplers.registry import DEFAULT, SAMPLERS, make_samplers
 
 LEAST = {"num_seeds": 1, "seed": 0, "lam": 0, "f_in": 1, "n_es": 1, "n_c": 1, "n_D": 0}
+LEAST |= {"semantic": 0}
 SAMPLERS_HELP = (
     f"of the agent, some of {', '.join(SAMPLERS)}; NAME:n learns at every n-th refresh"
 )
@@ -41,6 +42,10 @@ class RunFlags:
     replay: str = flag("prioritized", f"{', '.join(REPLAY)}", REPLAY)
     n_c: int = flag(20, "clusters of the replay buffer")
     n_D: int = flag(20, "steps of an imitation")
+    semantic: float = flag(
+        0.0, "weight of the semantic loss of g2anet and wolpertinger; 0: off"
+    )
+    off_policy: bool = flag(False, "g2anet learns from the others' sets, corrected")
     discount: str = flag(
         "1", "of ntk_ucb and neural_ucb: the weight of an older round, or auto"
     )

@@ -16,7 +16,9 @@ Differs from the paper:
 * rewards are standardised when they are drawn, and lam2 is in their deviations (I-31);
 * the actor's output has sum K, and a little entropy keeps it from saturating: else the
   gradient would die at the first set it finds, and its arms could never leave;
-* imitation has an optimiser of its own, started afresh, so that it leaves no momentum.
+* imitation has an optimiser of its own, started afresh, so that it leaves no momentum;
+* an option, off: `semantic` is the weight of the practical semantic loss of the
+  proto-action, whose entries are the probabilities of the arms.
 """
 
 from __future__ import annotations
@@ -39,12 +41,14 @@ from msb_jax.networks.actor_critic import (
     sum_to_k,
 )
 from msb_jax.problem import Problem, to_multi_hot, violation_rate
+from msb_jax.semantic import practical_loss
 from msb_jax.types import Key
 
 # Outputs are clipped here before a logarithm (I-21).
 _CLIP = 1e-4
 _POSITIVE = ("width", "num_steps", "batch_size", "actor_batch", "num_clusters")
 _RATES = ("critic_rate", "actor_rate", "imitation_rate")
+_NOT_NEGATIVE = ("weight_decay", "entropy", "imitation_steps", "semantic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +69,13 @@ class DdpgConfig:
     num_clusters: int = 20  # n_c, of the prioritised one
     imitation_steps: int = 20  # n_D
     imitation_rate: float = 1e-2
+    semantic: float = 0.0  # weight of the semantic loss, in deviations; 0: off
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name in _POSITIVE + _RATES and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}.")
-            if name in ("weight_decay", "entropy", "imitation_steps") and value < 0:
+            if name in _NOT_NEGATIVE and value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}.")
         if not 0 < self.tau <= 1:
             raise ValueError(f"tau must be in (0, 1], got {self.tau}.")
@@ -168,6 +173,7 @@ def ddpg(
 
     act_all = jax.vmap(act, in_axes=(None, 0))
     judge_all = jax.vmap(judge, in_axes=(None, 0, 0))
+    semantic = jax.vmap(practical_loss, in_axes=(0, None, None))
 
     def init(key: Key) -> Learner:
         keys = jax.random.split(key)
@@ -238,8 +244,11 @@ def ddpg(
             def actor_loss(params: Params) -> jax.Array:
                 some = states[-config.actor_batch :]
                 output = act_all(params, some)
-                gain = priced(critic, some, output)
-                return -jnp.mean(gain + config.entropy * _entropy(output))
+                gain = priced(critic, some, output) + config.entropy * _entropy(output)
+                if config.semantic:
+                    # The matrix W is positive at the conflicts and 0 elsewhere.
+                    gain -= config.semantic * semantic(output, clash, k)
+                return -jnp.mean(gain)
 
             critic, critic_moments = _descend(
                 critic_step, critic_loss, learner.critic, learner.critic_moments

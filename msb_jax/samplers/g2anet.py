@@ -23,7 +23,9 @@ Differs from the paper:
 * an arm's inputs, which the paper does not name, are its features, its conflicts, its
   share in the sampler's good proposals, and its worth, alone and beside the best set;
 * with more than `max_arms` arms the network sees the most promising ones only; all
-  others together get the share `OUTSIDE` of the weight.
+  others together get the share `OUTSIDE` of the weight;
+* two options: `semantic`, the weight of the practical semantic loss of the
+  probabilities sum_to_k(logits), and `off_policy`, learning from the others' sets.
 """
 
 from __future__ import annotations
@@ -39,9 +41,12 @@ import optax
 
 from msb_jax import topk
 from msb_jax.networks import attention
+from msb_jax.networks.actor_critic import sum_to_k
 from msb_jax.networks.attention import G2ANet, Nets, Scene, init_nets, judge, mask_noise
+from msb_jax.off_policy import foreign_loss
 from msb_jax.problem import Problem, random_sets, to_multi_hot, violated_pairs
 from msb_jax.samplers.base import Context, Sampler, View, legalise, reward_of, value_of
+from msb_jax.semantic import practical_loss
 from msb_jax.types import Key
 
 OUTSIDE = 0.01  # share of the weight for all arms out of sight
@@ -49,12 +54,12 @@ NUM_RANDOM = 64  # random sets that give the unit of the score
 MEMORY = 0.9  # how much of the share in good proposals survives a refresh
 NUM_NODES = 41  # of the trapezoid rule: gradients are exact to rounding
 TAU_START, TAU_END = 1.0, 0.1  # temperature of the hard attention
-MAX_MISSED = 10.0  # deviations that a round may tell the critic
+MAX_MISSED = 10.0  # deviations that a round, or another's set, may tell
 COOLING = 0.98  # a refresh, of that temperature and of the entropy
 
 _LEAST = dict.fromkeys(("hidden", "max_arms", "num_steps", "hesitation"), 1)
 _LEAST |= dict.fromkeys(("num_permutations", "imitation_steps", "hard_price"), 0)
-_LEAST |= {"critic_weight": 0, "batch": 2}
+_LEAST |= {"critic_weight": 0, "semantic": 0, "batch": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,8 @@ class G2ANetConfig:
     critic_weight: float = 0.5
     temperatures: tuple[float, ...] = (0.5, 1.0, 1.5)  # of proposals, in turn
     imitation_steps: int = 20  # steps towards a demonstration (n_D)
+    semantic: float = 0.0  # weight of the semantic loss; 0: off
+    off_policy: bool = False  # learn from the sets of the other samplers too
 
     def __post_init__(self) -> None:
         attention.check_stage(self.hard)
@@ -200,6 +207,11 @@ def g2anet(config: G2ANetConfig = G2ANetConfig()) -> Sampler:
         state = state._replace(frequency=_remember(state.frequency, context))
         scene = look(view, state.frequency, config.max_arms)
 
+        def score(actions: jax.Array) -> jax.Array:
+            scores = reward_of(view, actions) / unit
+            scores -= price * violated_pairs(problem, actions)
+            return scores + config.critic_weight * judge(state.nets.critic, actions)
+
         def loss(nets: Nets, t: jax.Array) -> jax.Array:
             step_key = jax.random.fold_in(steps_key, t)
             mask_key, draw_key, loss_key = jax.random.split(step_key, 3)
@@ -207,14 +219,19 @@ def g2anet(config: G2ANetConfig = G2ANetConfig()) -> Sampler:
             logits = arm_logits(config, state._replace(nets=nets), scene, noise)
             logits = soften(logits, problem.k, config.hesitation, state.heat)
             places = topk.gumbel_topk_batch(draw_key, logits, problem.k, config.batch)
-            actions = scene.arms[places]
-            scores = reward_of(view, actions) / unit
-            scores -= price * violated_pairs(problem, actions)
-            scores += config.critic_weight * judge(state.nets.critic, actions)
+            scores = score(scene.arms[places])
             known = (view.played, missed, view.is_played)
-            return critic_loss(nets.critic, *known) + actor_loss(
+            total = critic_loss(nets.critic, *known) + actor_loss(
                 loss_key, logits, places, scores, config.num_permutations
             )
+            if config.semantic:
+                p = sum_to_k(logits, problem.k)
+                total += config.semantic * practical_loss(p, scene.conflicts, problem.k)
+            if config.off_policy:
+                gains = score(view.pool) - jnp.mean(scores)
+                gains = jnp.clip(gains, -MAX_MISSED, MAX_MISSED)
+                total += foreign_loss(logits, scene.arms, context, gains)
+            return total
 
         nets, opt = descend(config, loss, state.nets, state.opt, config.num_steps)
         return state._replace(nets=nets, opt=opt, heat=COOLING * state.heat)

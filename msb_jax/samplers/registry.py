@@ -39,7 +39,9 @@ DEFAULT = tuple(SAMPLERS)
 PLAIN = ("solver", "random_best", "teacher_student")
 
 # What the paper's letters are called in the configs of the samplers.
-FIELDS = {"n_c": "num_clusters", "n_D": "imitation_steps", "replay": "replay"}
+FIELDS = {"n_c": "num_clusters", "n_D": "imitation_steps"}
+# And what is called the same in both.
+FIELDS |= {name: name for name in ("replay", "semantic", "off_policy")}
 
 
 def make_samplers(
@@ -49,8 +51,10 @@ def make_samplers(
 
     Args:
         names: keys of `SAMPLERS`, each perhaps with ":n".
-        settings: n_c (clusters of the replay buffer), n_D (steps of imitation) and
-            replay ("prioritized" or "uniform"); others are ignored.
+        settings: n_c (clusters of the replay buffer), n_D (steps of imitation),
+            replay ("prioritized" or "uniform"), semantic (weight of the semantic
+            loss) and off_policy (whether g2anet learns from the others' sets);
+            others are ignored.
     """
     given = {FIELDS[n]: v for n, v in (settings or {}).items() if n in FIELDS}
     parsed = [_parse(name) for name in names]
