@@ -41,14 +41,18 @@ def placement_problem(problem: Problem) -> Problem:
     """
     k, num_items = problem.k, problem.num_arms
     place = jnp.repeat(jnp.arange(k), num_items)
+    item = jnp.tile(jnp.arange(num_items), k)
+    same_place = place[:, None] == place[None, :]
+    same_item = item[:, None] == item[None, :]
     depth = place[:, None].astype(jnp.float32) / k
     features = jnp.concatenate([jnp.tile(problem.features, (k, 1)), depth], axis=1)
     conflicts = jnp.tile(problem.conflicts, (k, k))
     return dataclasses.replace(
         problem,
         features=features,
-        conflicts=conflicts & (place[:, None] != place[None, :]),
+        conflicts=conflicts & ~same_place,
         space=ORDERED,
+        structure=same_place != same_item,  # in the very same placement both are
     )
 
 
@@ -66,11 +70,7 @@ def decode(problem: Problem, action: jax.Array) -> jax.Array:
 
 def exclusions(problem: Problem) -> jax.Array:
     """Placements with one place or one item: bool[L, L]."""
-    arms = jnp.arange(problem.num_arms)
-    num_items = problem.num_arms // problem.k
-    place, item = arms // num_items, arms % num_items
-    same = (place[:, None] == place[None, :]) | (item[:, None] == item[None, :])
-    return same & ~jnp.eye(problem.num_arms, dtype=bool)
+    return problem.structure
 
 
 def transpositions(scene: Scene, action: jax.Array) -> tuple[jax.Array, jax.Array]:
