@@ -18,10 +18,19 @@ def stream(key: jax.Array, name: str) -> jax.Array:
         key: a typed key (`jax.random.key`), of any batch shape.
         name: any string; the same string always gives the same child.
     """
+    return _fold(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+
+@jax.jit
+def _fold(key: jax.Array, number: jax.Array) -> jax.Array:
+    """Fold a number into every key of a batch.
+
+    Compiled, because refreshes call it from the host, where a `vmap` costs 1 ms.
+    """
     fold = jax.random.fold_in
     for _ in range(key.ndim):
         fold = jax.vmap(fold, in_axes=(0, None))
-    return fold(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+    return fold(key, number)
 
 
 def host_seed(key: jax.Array) -> int:

@@ -103,7 +103,7 @@ class Master(NamedTuple):
     quadratic: Callable[[State, jax.Array], Quadratic]  # extractor (Q, d) on arms [A]
     draws: Callable[[Key, State, jax.Array, int], Quadratic]  # n draws of it
     grow: Callable[[State, int], State]  # host: raise the capacity
-    # `update` learns at once: the belief is formed anew at every round.
+    # `update` learns at once: candidates are scored anew at every round.
     is_live: bool = False
     # [] rounds after which a reward says little of today; None: it always does.
     memory: Callable[[State], jax.Array] | None = None

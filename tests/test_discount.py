@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from msb_jax.agent.master_slave import MasterSlaveConfig, master_slave
+from msb_jax.agent.pool import condition
 from msb_jax.masters import discount as forget
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist
@@ -358,6 +361,86 @@ def test_auto__chooses_by_the_rounds_told(name: str) -> None:
     assert int(state.history.rounds) == 200
     assert int(state.history.count) <= 60
     assert np.isfinite(np.asarray(master.belief(state, _sets(8, 5)).cov)).all()
+
+
+LONG, AFTER, BLOCK, NUM_RANDOM = 1500, 200, 20, 40
+EVERY = np.array(list(itertools.combinations(range(L), K)), np.int32)  # [220, K]
+
+
+def _play_greedily(master: Master, seeds: Sequence[int]) -> np.ndarray:
+    """Play the set of highest upper bound, of all sets there are.
+
+    After `LONG` rounds the order of the arms is reversed: the best set becomes the
+    worst, and what says the contrary is seven times as long as what is to come.
+
+    Returns:
+        Share of the best reward of the time: [len(seeds), LONG + AFTER].
+    """
+    sets = jnp.asarray(EVERY)
+
+    @jax.jit
+    def block(
+        key: jax.Array, state: Any, worth: jax.Array, start: jax.Array
+    ) -> tuple[Any, jax.Array]:
+        radius = master.radius(state)
+
+        def one(carry: tuple[Any, Any], t: jax.Array) -> tuple[Any, jax.Array]:
+            state, belief = carry
+            deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
+            draw, noise = jax.random.split(jax.random.fold_in(key, t))
+            chance = jax.random.randint(draw, (), 0, len(EVERY))
+            best = jnp.argmax(belief.mean + radius * deviation)
+            row = jnp.where(t < NUM_RANDOM, chance, best)
+            value = jnp.where(t < LONG, worth, worth[::-1])[sets[row]].sum()
+            reward = value + 0.1 * jax.random.normal(noise)
+            state = master.update(key, state, sets[row], reward)
+            is_played = jnp.arange(len(EVERY)) == row
+            return (state, condition(belief, is_played, reward)), value
+
+        carry = (state, master.belief(state, sets))
+        (state, _), values = jax.lax.scan(one, carry, start + jnp.arange(BLOCK))
+        return state, values
+
+    refresh = jax.jit(master.refresh, static_argnames="fit")
+
+    def play(seed: int) -> np.ndarray:
+        worth = np.sort(np.random.default_rng(seed).random(L)).astype(np.float32)
+        key = jax.random.key(seed)
+        state, values = master.init(key, _problem()), []
+        for start in range(0, LONG + AFTER, BLOCK):
+            state = _make_room(master, state)
+            if start >= NUM_RANDOM:  # random rounds need no model
+                state = refresh(key, state, fit=master.due(state))
+            state, value = block(key, state, worth, jnp.asarray(start))
+            values.append(value)
+        return np.concatenate(values) / worth[-K:].sum()
+
+    return np.stack([play(seed) for seed in seeds])
+
+
+def _make_room(master: Master, state: Any) -> Any:
+    """Raise the capacity of a history when the next block needs it."""
+    batched = jax.tree.map(lambda leaf: leaf[None], state)
+    roomy = hist.make_room(master.grow, batched, hist.slack(BLOCK), 0)
+    return jax.tree.map(lambda leaf: leaf[0], roomy)
+
+
+@pytest.mark.slow
+def test_master__recovers_within_200_rounds_with_a_discount_alone() -> None:
+    """At every seed: the evidence of 1500 rounds outweighs what 200 can say."""
+    settings: dict[str, Any] = {"block": BLOCK, "memory": 256, "fit_rows": 128}
+    forgetful, stationary = (
+        _play_greedily(
+            ntk_ucb(NtkUcbConfig(**(NTK | settings), discount=discount, lam=0.0)),
+            seeds=(0, 1, 2),
+        )
+        for discount in (0.97, 1.0)
+    )
+    before, late = slice(LONG - 60, LONG), slice(LONG + 150, None)
+    assert forgetful[:, before].mean(axis=1).min() > 0.9
+    assert stationary[:, before].mean(axis=1).min() > 0.95
+    assert forgetful[:, late].mean(axis=1).min() >= 0.9
+    assert stationary[:, LONG:].mean(axis=1).max() < 0.75
 
 
 SWITCH, ROUNDS, F_IN, SEEDS = 300, 420, 20, 3

@@ -205,6 +205,32 @@ def test_agent__tiny_problems_where_everything_conflicts(size: int, k: int) -> N
         assert np.asarray(action).tolist() == [1]
 
 
+def test_agent__plays_by_what_the_master_thinks_now() -> None:
+    """Between two refreshes too, and without a joint belief over the pool."""
+    master = kalman_ucb(KalmanUcbConfig(lam=0.0, block=8))
+    config = MasterSlaveConfig(n_re=8, f_in=8, n_es=4, num_draws=2, lam=0.0)
+    agent = master_slave(master, make_samplers(PLAIN), config)
+    state = agent.init(jax.random.key(0), small_problem())
+    ask, tell = jax.jit(agent.ask), jax.jit(agent.tell)
+    tops = []
+    for t in range(24):
+        keys = jax.random.split(jax.random.key(t), 3)
+        state = agent.refresh(keys[0], state) if t % 8 == 0 else state
+        assert state.pool.belief is None
+        pool = state.pool.actions
+        state, action = ask(keys[1], state)
+        if t >= 8:
+            belief = master.belief(state.master, pool)
+            bound = belief.mean + 3.0 * np.sqrt(np.diagonal(belief.cov))
+            tops.append(np.asarray(action).tolist())
+            row = np.flatnonzero((pool == action[None, :]).all(axis=1))[0]
+            assert bound[row] >= bound.max() - 1e-4
+        # What it plays is worth nothing, so that it must go on to another set.
+        reward = jnp.float32(action[0]) if t < 8 else jnp.float32(-1.0)
+        state = tell(keys[2], state, action, reward)
+    assert len({tuple(top) for top in tops[:8]}) > 1
+
+
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_master__lowers_for_accelerators(platform: str) -> None:
     master = kalman_ucb(ONE)

@@ -316,3 +316,23 @@ def test_legal_sets__are_uniform_where_nothing_is_forbidden() -> None:
     share = np.bincount(sets.reshape(-1), minlength=L) / 2000
     sem = np.sqrt(K / L * (1 - K / L) / 2000)
     assert np.abs(share - K / L).max() < 5 * sem
+
+
+def test_at_intervals__learns_and_imitates_at_the_same_refreshes() -> None:
+    counter = Sampler(
+        name="counter",
+        init=lambda key, problem: jnp.zeros((2,)),  # updates, imitations
+        propose=lambda key, state, context, n: jnp.zeros((n, K), jnp.int32),
+        update=lambda key, state, context: state.at[0].add(1.0),
+        imitate=lambda key, state, context, action: state.at[1].add(1.0),
+    )
+    seldom = base.at_intervals(counter, 3)
+    view, key = _view(_problem(), is_hard=False), jax.random.key(0)
+    state, seen = seldom.init(key, view.problem), []
+    for _ in range(7):
+        state = seldom.update(key, state, Context(view))
+        assert seldom.imitate is not None
+        state = seldom.imitate(key, state, Context(view), view.elites[0])
+        seen.append(np.asarray(state[0]).tolist())
+    assert seen == [[n, n] for n in (1, 1, 1, 2, 2, 2, 3)]
+    assert base.at_intervals(counter, 1) is counter

@@ -159,7 +159,7 @@ def master_slave(
             master=master.init(stream(key, "master"), problem),
             samplers=sampler_states,
             cotraining=init_cotraining(len(first), window, problem.k),
-            pool=empty_pool(num_candidates, problem.k),
+            pool=empty_pool(num_candidates, problem.k, is_live=master.is_live),
             elites=Elites(
                 actions=jnp.full((config.num_elites, problem.k), -1, jnp.int32),
                 producer=jnp.zeros((config.num_elites,), jnp.int32),
@@ -172,20 +172,25 @@ def master_slave(
             producer=jnp.zeros((), jnp.int32),
         )
 
-    def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
-        random = legal_actions(key, state.problem, 1, is_hard)[0]
-        pool = state.pool
-        belief, pairs = pool.belief, pool.pairs
-        if master.is_live:
-            belief = master.belief(state.master, pool.actions)
+    def expect(state: MasterSlaveState) -> tuple[jax.Array, jax.Array]:
+        """Mean reward of the candidates and the bonus for what is unknown: [N], [N]."""
+        belief = state.pool.belief
+        if belief is None:
+            score = master.score(state.master, state.pool.actions)
+            return score.mean, score.bonus
         deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
         mean = to_reward(belief.link, belief.mean)
         radius = state.radius * jnp.sqrt(jnp.maximum(state.surprise, 1.0))
-
         upper = to_reward(belief.link, belief.mean + radius * deviation)
+        return mean, upper - mean
+
+    def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
+        random = legal_actions(key, state.problem, 1, is_hard)[0]
+        pool, pairs = state.pool, state.pool.pairs
+        mean, bonus = expect(state)
         total = total_score(
             mean,
-            upper - mean,
+            bonus,
             pairs,
             pairs / jnp.maximum(state.problem.num_conflicts, 1),
             config.lam,
@@ -213,7 +218,7 @@ def master_slave(
             master=master.update(key, state.master, action, reward),
             recent=remember(state.recent, rounds, action, reward),
         )
-        if master.is_live:
+        if pool.belief is None:
             return state
         return state._replace(
             pool=pool._replace(belief=condition(pool.belief, same, reward)),
@@ -334,7 +339,7 @@ def master_slave(
             pairs=violated_pairs(problem, actions),
             origin=origin,
             producer=find_producers(elites, actions, origin),
-            belief=master.belief(learned, actions),
+            belief=None if master.is_live else master.belief(learned, actions),
         )
         return pool, master.radius(learned)
 

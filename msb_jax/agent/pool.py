@@ -22,24 +22,25 @@ class Pool(NamedTuple):
     pairs: jax.Array  # [N] int32, conflicting pairs
     origin: jax.Array  # [N] int32, number of the sampler that proposes it
     producer: jax.Array  # [N] int32, of the one that found it; see `find_producers`
-    belief: Belief
+    belief: Belief | None  # None: a live master is asked anew in every round
 
 
-def empty_pool(size: int, k: int) -> Pool:
-    """A pool without candidates."""
+def empty_pool(size: int, k: int, *, is_live: bool = False) -> Pool:
+    """A pool without candidates, for a master that is live or not."""
     none = jnp.zeros((size,), jnp.int32)
+    nothing = Belief(
+        mean=jnp.zeros((size,)),
+        cov=jnp.zeros((size, size)),
+        noise=jnp.ones(()),
+        link=identity_link(),
+    )
     return Pool(
         # No set has arm -1: nothing that is told matches the empty pool.
         actions=jnp.full((size, k), -1, jnp.int32),
         pairs=none,
         origin=none,
         producer=none,
-        belief=Belief(
-            mean=jnp.zeros((size,)),
-            cov=jnp.zeros((size, size)),
-            noise=jnp.ones(()),
-            link=identity_link(),
-        ),
+        belief=None if is_live else nothing,
     )
 
 

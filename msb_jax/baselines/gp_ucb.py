@@ -139,10 +139,11 @@ def gp_ucb(config: GpUcbConfig) -> Policy:
         )
 
     def ask(key: Key, state: GpUcbState) -> tuple[GpUcbState, jax.Array]:
-        pool, problem = state.pool, state.problem
-        variance = jnp.maximum(jnp.diagonal(pool.belief.cov), 0.0)
-        value = pool.belief.mean + config.beta * jnp.sqrt(variance)
-        value -= pair_price(config, problem, _size(pool.belief.mean)) * pool.pairs
+        pool, problem, belief = state.pool, state.problem, state.pool.belief
+        assert belief is not None  # its master is not live
+        variance = jnp.maximum(jnp.diagonal(belief.cov), 0.0)
+        value = belief.mean + config.beta * jnp.sqrt(variance)
+        value -= pair_price(config, problem, _size(belief.mean)) * pool.pairs
         is_random = (state.round < config.n_re) | (pool.actions[0, 0] < 0)
         random = draw(key, problem, 1)[0]
         action = jnp.where(is_random, random, pool.actions[jnp.argmax(value)])
@@ -152,6 +153,7 @@ def gp_ucb(config: GpUcbConfig) -> Policy:
         key: Key, state: GpUcbState, action: jax.Array, reward: jax.Array
     ) -> GpUcbState:
         pool = state.pool
+        assert pool.belief is not None
         same = jnp.all(pool.actions == jnp.sort(action)[None, :], axis=1)
         belief = condition(pool.belief, same & jnp.isfinite(reward), reward)
         return state._replace(

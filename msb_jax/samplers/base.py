@@ -81,7 +81,7 @@ def no_update(key: Key, state: State, context: Context) -> State:
 
 
 def at_intervals(sampler: Sampler, interval: int) -> Sampler:
-    """Let a sampler learn at every `interval`-th refresh only."""
+    """Let a sampler learn, also from demonstrations, at every `interval`-th refresh."""
     if interval == 1:
         return sampler
 
@@ -97,7 +97,14 @@ def at_intervals(sampler: Sampler, interval: int) -> Sampler:
 
     def imitate(key: Key, state: State, context: Context, example: jax.Array) -> State:
         assert sampler.imitate is not None
-        return sampler.imitate(key, state[0], context, example), state[1]
+        teach, (own, count) = sampler.imitate, state
+        new = jax.lax.cond(
+            (count - 1) % interval == 0,  # `update` has counted this refresh
+            lambda s: teach(key, s, context, example),
+            lambda s: s,
+            own,
+        )
+        return new, count
 
     def request(key: Key, state: State, view: View) -> Any:
         assert sampler.request is not None
