@@ -251,7 +251,7 @@ def random_feasible_sets(key: jax.Array, problem: Problem, n: int) -> jax.Array:
     """
     priority = jax.random.uniform(key, (n, problem.num_arms))
     preferred = jnp.zeros((problem.num_arms,), bool)
-    fill = jax.vmap(_greedy, in_axes=(None, 0, None, None))
+    fill = jax.vmap(greedy, in_axes=(None, 0, None, None))
     return fill(problem.conflicts, priority, preferred, problem.k)
 
 
@@ -270,15 +270,16 @@ def repair(problem: Problem, action: jax.Array, priority: jax.Array) -> jax.Arra
         int32[K], K distinct arms.
     """
     preferred = jnp.zeros((problem.num_arms,), bool).at[action].set(True)
-    return _greedy(problem.conflicts, priority, preferred, problem.k)
+    return greedy(problem.conflicts, priority, preferred, problem.k)
 
 
-def _greedy(
+def greedy(
     conflicts: jax.Array, priority: jax.Array, preferred: jax.Array, k: int
 ) -> jax.Array:
     """Insert K arms one by one: fewest new conflicts, then preferred, then priority.
 
-    bool[L, L], float32[L], bool[L] -> int32[K] in the order of insertion.
+    bool[L, L] (or int32, where some conflicts count more), float32[L], bool[L] ->
+    int32[K] in the order of insertion.
     """
     # -inf marks the arms that are out of question below, so none may start there.
     lowest = jnp.finfo(priority.dtype).min

@@ -18,7 +18,7 @@ from msb_jax.baselines.registry import make_policy
 from msb_jax.baselines.structured_ts import greedy_cover
 from msb_jax.envs import max_coverage, shortest_path
 from msb_jax.envs import position_based as pbm
-from msb_jax.problem import problem_from_conflicts
+from msb_jax.problem import problem_from_conflicts, violated_pairs
 from msb_jax.spaces.paths import is_path
 from msb_jax.types import Policy
 
@@ -137,6 +137,49 @@ def test_agent__orders_a_list_without_conflicts_of_items() -> None:
     assert curves.mean_reward[0, -40:].mean() / best > 0.97
     assert (curves.violations == 0).all()
     assert curves.mean_reward[0, :20].mean() / best < 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lists", "paths"])
+def test_learners__play_every_space(name: str) -> None:
+    """Whatever the three learning samplers propose is a legal action."""
+    settings = SETTINGS | {"samplers": ("wolpertinger", "g2anet", "cem_ppo")}
+    settings |= {"f_in": 10, "n_re": 10, "n_es": 4}
+    if name == "paths":
+        config = shortest_path.ShortestPathConfig(rows=3, columns=3)
+        state, _ = shortest_path.make_instance(config, 0)
+        step, problem = shortest_path.step, state.problem
+    else:
+        instance = pbm.make_instance(
+            pbm.PositionBasedConfig(num_arms=8, k=3, num_constraints=3), 0
+        )
+        step, problem, state = pbm.step, instance.problem, pbm.env_state(instance)
+        settings |= {"is_ordered": True}
+    agent = make_policy("master_slave", settings)
+    played: list[np.ndarray] = []
+    run = agent.init(jax.random.key(0), problem)
+    ask, tell = jax.jit(agent.ask), jax.jit(agent.tell)
+    for t in range(40):
+        keys = jax.random.split(jax.random.key(t), 4)
+        if t % 10 == 0:
+            run = agent.refresh(keys[0], run)
+        run, action = ask(keys[1], run)
+        played.append(np.asarray(action))
+        _, outcome = step(keys[2], state, action)
+        run = tell(keys[3], run, action, outcome.reward)
+    for action in played:
+        if name == "paths":
+            assert is_path(problem, action)
+        else:
+            assert len(set(action.tolist())) == 3
+            assert int(violated_pairs(problem, jnp.asarray(action))) == 0
+    pool = np.asarray((run if name == "paths" else run.inner).pool.actions)
+    assert len(np.unique(pool, axis=0)) > 1
+    if name == "paths":
+        assert all(is_path(problem, action) for action in pool)
+    else:
+        np.testing.assert_array_equal(pool // 8, np.tile(np.arange(3), (40, 1)))
+        assert all(len(set(items)) == 3 for items in (pool % 8).tolist())
 
 
 def test_ordered__speaks_of_items_outside_and_of_placements_inside() -> None:

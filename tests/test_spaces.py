@@ -227,3 +227,33 @@ def test_search_of_lists__sorts_by_worth() -> None:
 def test_spaces__are_known_by_name() -> None:
     for name, problem in _problems().items():
         assert space_of(problem) is SPACES[problem.space], name
+
+
+def test_crowded_lists__stay_lists() -> None:
+    """Where all items conflict, places and items still come first."""
+    full = np.ones((4, 4), bool) & ~np.eye(4, dtype=bool)
+    lists = ordered.placement_problem(problem_from_conflicts(full, 4))
+    legal = dataclasses.replace(lists, conflicts=forbidden_pairs(lists, True))
+    wish = jax.random.uniform(jax.random.key(0), (20, 16))
+    wanted = jax.lax.top_k(wish, 4)[1].astype(jnp.int32)
+    drawn = legal_actions(jax.random.key(1), lists, 20, True)
+    mended = jax.vmap(ordered.repair, (None, 0, 0))(legal, wanted, wish)
+    for actions in (drawn, mended):
+        items = np.asarray(ordered.decode(lists, actions))
+        places = np.sort(np.asarray(actions), axis=1) // 4
+        np.testing.assert_array_equal(places, np.tile(np.arange(4), (20, 1)))
+        assert all(len(set(row)) == 4 for row in items.tolist())
+
+
+def test_shortlist_of_lists__has_every_place_of_its_items() -> None:
+    lists = ordered.placement_problem(_items(0))
+    worth = jnp.zeros((21,)).at[7 + 2].set(3.0).at[5].set(2.0)  # items 2 and 5
+    arms = np.asarray(ordered.shortlist(lists, worth, 6))
+    np.testing.assert_array_equal(arms, np.sort(arms))
+    by_place = arms.reshape(3, -1)
+    np.testing.assert_array_equal(by_place % 7, np.tile(by_place[0] % 7, (3, 1)))
+    assert {2, 5} <= set((arms % 7).tolist())
+    part = ordered.restrict(lists, jnp.asarray(arms))
+    np.testing.assert_array_equal(
+        part.structure, np.asarray(lists.structure)[np.ix_(arms, arms)]
+    )

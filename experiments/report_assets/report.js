@@ -7,7 +7,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 320;
 const HEIGHT = 220;
-const EDGE = { left: 46, right: 8, top: 8, bottom: 32 };
+const EDGE = { left: 46, right: 16, top: 8, bottom: 32 };
 const COLOURS = 8;
 const DASHES = ["", "6 3", "2 3"];
 const SHOWN = 6; // lines that are switched on at first

@@ -11,7 +11,7 @@ from msb_jax.agent.pool import Pool
 from msb_jax.link import latent_slope, to_latent
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import HARD_PRICE
-from msb_jax.problem import Problem, violated_pairs
+from msb_jax.problem import SUBSETS, Problem, violated_pairs
 from msb_jax.samplers.base import View, promising
 from msb_jax.solvers.local_search import penalise
 from msb_jax.spaces import forbidden_pairs, space_of
@@ -84,17 +84,14 @@ def make_view(
     # The model lives on the latent scale, and so does the price of a pair.
     link = master.link(learned)
     soft_price = soft_price * latent_slope(link, values[0])
-    # Only where the conflict graph is all there is to know may a search leave arms out.
-    is_whole = space_of(problem).maximise is not None
-    most = problem.num_arms if is_whole else max(config.max_arms, 2 * problem.k)
-    size = min(problem.num_arms, most)
+    space = space_of(problem)
+    size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
     worth = marginals.at[elites].set(jnp.inf)
-    arms = jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
+    arms = space.shortlist(problem, worth, size)
     model = master.quadratic(learned, arms)
     # The arms of the best set are among `arms`, so that their places exist.
     best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)
-    draw_arms = size if is_whole else max(config.draw_arms, problem.k)
-    places = promising(model, best, draw_arms)
+    places = _drawn_places(config, problem, model, best)
     draws = master.draws(key, learned, arms[places], config.num_draws)
     reach = slope_deviation(model, draws, places, best)
     if not is_hard:
@@ -125,6 +122,19 @@ def make_view(
         played_values=to_latent(link, jnp.where(is_played, recent.rewards, 0.0)),
         is_played=is_played,
     )
+
+
+def _drawn_places(
+    config: MasterSlaveConfig, problem: Problem, model: Quadratic, best: jax.Array
+) -> jax.Array:
+    """The places of the arms that posterior draws speak of: int32[A'], sorted.
+
+    Where any K arms make an action these are the most promising ones; elsewhere a
+    search needs all of them.
+    """
+    if problem.space != SUBSETS:
+        return jnp.arange(model.linear.shape[0], dtype=jnp.int32)
+    return promising(model, best, max(config.draw_arms, problem.k))
 
 
 def slope_deviation(

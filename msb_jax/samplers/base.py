@@ -156,10 +156,7 @@ def to_local(view: View, actions: jax.Array, places: jax.Array) -> jax.Array:
     """
     arms = view.arms[places]
     size = arms.shape[0]
-    forbidden = view.forbidden[arms][:, arms]
-    part = dataclasses.replace(
-        view.problem, features=view.problem.features[arms], conflicts=forbidden
-    )
+    part = space_of(view.problem).restrict(_legal_problem(view), arms)
     position = jnp.full((view.problem.num_arms,), size, jnp.int32)
     position = position.at[arms].set(jnp.arange(size, dtype=jnp.int32))
     worth = view.model.linear[places]

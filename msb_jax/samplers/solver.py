@@ -193,9 +193,13 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         view, asked, answer = context.view, context.request, context.answer
         beta_key, fix_key, near_key = jax.random.split(key, 3)
         num_arms = view.problem.num_arms
-        candidates = jnp.stack([asked.best, answer.first_order, answer.second_order])
+        first, second = answer.first_order, answer.second_order
+        if space_of(view.problem).exclusions is not None:
+            # Where no K arms are free of conflicts SCIP may leave the space.
+            first, second = (legalise(view, a, view.marginals) for a in (first, second))
+        candidates = jnp.stack([asked.best, first, second])
         best = candidates[jnp.argmax(value_of(view, candidates))]
-        found = [answer.first_order[None], answer.second_order[None], asked.walks]
+        found = [first[None], second[None], asked.walks]
         found.append(_randomised(config, view, best))
         num_beta = max(1, int(config.beta_share * n))
         noisy = jax.vmap(beta_perturb, in_axes=(0, None, None, None))(

@@ -41,6 +41,10 @@ class Space(NamedTuple):
     neighbours: Callable[[Key, Scene, Terrain, jax.Array, int], jax.Array]
     # key, scene, hollow model, action [K], n -> the best actions near it [n, K]
     best_neighbours: Callable[[Key, Scene, Quadratic, jax.Array, int], jax.Array]
+    # problem, worth [L], number -> the arms that a search looks at, sorted
+    shortlist: Callable[[Problem, jax.Array, int], jax.Array]
+    # problem, arms [A] -> the same problem with these arms alone
+    restrict: Callable[[Problem, jax.Array], Problem]
     # problem -> pairs that no action may hold [L, L]; None: there are none
     exclusions: Callable[[Problem], jax.Array] | None = None
     # problem, worth [L] -> the action [K] of most worth, in JAX; None: the conflict

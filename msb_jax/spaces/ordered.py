@@ -22,7 +22,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from msb_jax.problem import ORDERED, Problem, random_feasible_sets, repair
+from msb_jax.problem import ORDERED, Problem, greedy
 from msb_jax.solvers import local_search
 from msb_jax.solvers.bound_search import Terrain
 from msb_jax.spaces import subsets
@@ -152,11 +152,49 @@ def best_neighbours(
     return tried[jax.lax.top_k(values, n)[1]]
 
 
+def shortlist(problem: Problem, worth: jax.Array, size: int) -> jax.Array:
+    """All placements of the items of most worth, so that they may change places."""
+    k, num_items = problem.k, problem.num_arms // problem.k
+    best = jnp.max(worth.reshape(k, num_items), axis=0)
+    number = min(num_items, max(size // k, 2 * k))
+    items = jnp.sort(jax.lax.top_k(best, number)[1]).astype(jnp.int32)
+    first = num_items * jnp.arange(k, dtype=jnp.int32)
+    return (first[:, None] + items[None, :]).reshape(-1)
+
+
+def restrict(problem: Problem, arms: jax.Array) -> Problem:
+    """Leave the other placements out."""
+    part = subsets.restrict(problem, arms)
+    return dataclasses.replace(part, structure=problem.structure[arms][:, arms])
+
+
+def random(key: Key, problem: Problem, n: int) -> jax.Array:
+    """Put items into places in random order; a list comes first, then conflicts."""
+    priority = jax.random.uniform(key, (n, problem.num_arms))
+    nothing = jnp.zeros((problem.num_arms,), bool)
+    fill = jax.vmap(greedy, in_axes=(None, 0, None, None))
+    return fill(_costs(problem), priority, nothing, problem.k)
+
+
+def repair(problem: Problem, action: jax.Array, priority: jax.Array) -> jax.Array:
+    """Keep placements in order of priority, and fill the places that are left."""
+    preferred = jnp.zeros((problem.num_arms,), bool).at[action].set(True)
+    return greedy(_costs(problem), priority, preferred, problem.k)
+
+
+def _costs(problem: Problem) -> jax.Array:
+    """What a pair of placements costs: no number of conflicts makes up for a place."""
+    broken = problem.k * problem.k
+    return problem.conflicts + broken * problem.structure.astype(jnp.int32)
+
+
 SPACE = Space(
-    random=random_feasible_sets,
+    random=random,
     repair=repair,
     search=search,
     neighbours=neighbours,
     best_neighbours=best_neighbours,
+    shortlist=shortlist,
+    restrict=restrict,
     exclusions=exclusions,
 )

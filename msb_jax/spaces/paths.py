@@ -273,11 +273,19 @@ def _count_paths(
     return counts, longest
 
 
+def _everything(problem: Problem, worth: jax.Array, size: int) -> jax.Array:
+    """All arms: a path may need any edge."""
+    del worth, size
+    return jnp.arange(problem.num_arms, dtype=jnp.int32)
+
+
 SPACE = Space(
     random=random,
     repair=repair,
     search=search,
     neighbours=neighbours,
     best_neighbours=best_neighbours,
+    shortlist=_everything,
+    restrict=lambda problem, arms: problem,
     maximise=maximise,
 )

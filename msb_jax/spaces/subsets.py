@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from msb_jax.problem import random_feasible_sets, repair
+from msb_jax.problem import Problem, random_feasible_sets, repair
 from msb_jax.solvers import bound_search, local_search
 from msb_jax.solvers.bound_search import Terrain
 from msb_jax.spaces.base import Scene, Space
@@ -42,10 +44,27 @@ def best_neighbours(
     return jnp.concatenate([single, jnp.tile(action, (n - single.shape[0], 1))])
 
 
+def shortlist(problem: Problem, worth: jax.Array, size: int) -> jax.Array:
+    """The arms of most worth: int32[size], sorted."""
+    del problem
+    return jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
+
+
+def restrict(problem: Problem, arms: jax.Array) -> Problem:
+    """Leave the other arms out."""
+    return dataclasses.replace(
+        problem,
+        features=problem.features[arms],
+        conflicts=problem.conflicts[arms][:, arms],
+    )
+
+
 SPACE = Space(
     random=random_feasible_sets,
     repair=repair,
     search=search,
     neighbours=neighbours,
     best_neighbours=best_neighbours,
+    shortlist=shortlist,
+    restrict=restrict,
 )
