@@ -1,8 +1,9 @@
 """Thompson sampling that knows the structure of its problem.
 
 Where the reward is linear in known features phi of an action, one Gaussian over the
-weights is all that there is to learn: every round draws weights from it and plays the
-best action under them. These are the peers of the agent on other problems:
+weights is all that there is to learn: every round has weights drawn from it and plays
+the best action under them. The draws of a block of rounds are made at its refresh, with
+what the rounds before have told. These are the peers of the agent on other problems:
 
 * `path_ts`: phi marks the edges of a path; the best path is a dynamic program;
 * `coverage_ts`: phi marks the elements that the sets cover; the best choice is the
@@ -23,8 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from msb_jax.baselines.checks import check_numbers
-from msb_jax.baselines.random import plan_nothing
+from msb_jax.baselines.checks import check_least, check_numbers
+from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import PATHS, Problem, to_multi_hot
 from msb_jax.spaces.paths import maximise
 from msb_jax.types import Key, Policy
@@ -34,20 +35,24 @@ from msb_jax.types import Key, Policy
 class StructuredTsConfig:
     """Settings of the peers."""
 
+    f_in: int = 20  # rounds between two refreshes
     ts_scale: float = 0.3  # of the draws, in posterior deviations
     ts_noise: float = 0.02  # deviation of a reward, in units of the mean reward
     ts_prior: float = 1.0  # deviation of a weight, in units of the expected one
 
     def __post_init__(self) -> None:
+        check_least(self, {"f_in": 1})
         check_numbers(self, "ts_scale", "ts_noise", "ts_prior")
         if not self.ts_noise or not self.ts_prior:
             raise ValueError("ts_noise and ts_prior must be positive.")
 
 
 class StructuredTsState(NamedTuple):
-    """The rounds so far, as sums."""
+    """The rounds so far, as sums, and the weights of the coming ones."""
 
     problem: Problem
+    weights: jax.Array  # [f_in, F] draws
+    asked: jax.Array  # [] int32
     gram: jax.Array  # [F, F] sum of phi phi'
     moment: jax.Array  # [F] sum of phi r
     total: jax.Array  # [F] sum of phi
@@ -117,6 +122,8 @@ def _structured(
         zero = jnp.zeros(())
         return StructuredTsState(
             problem=problem,
+            weights=jnp.ones((config.f_in, size)),
+            asked=jnp.zeros((), jnp.int32),
             gram=jnp.zeros((size, size)),
             moment=jnp.zeros((size,)),
             total=jnp.zeros((size,)),
@@ -124,7 +131,8 @@ def _structured(
             sum_reward=zero,
         )
 
-    def ask(key: Key, state: StructuredTsState) -> tuple[StructuredTsState, jax.Array]:
+    def plan(key: Key, state: StructuredTsState) -> StructuredTsState:
+        """Draw the weights of the coming rounds from the posterior."""
         size = state.total.shape[0]
         level = jnp.abs(state.sum_reward) / jnp.maximum(state.rounds, 1.0)
         level = jnp.where(level > 0, level, 1.0)
@@ -135,9 +143,15 @@ def _structured(
         factor = jnp.linalg.cholesky(precision)
         pull = (state.moment - expected * jnp.sum(state.gram, axis=1)) / noise
         white = solve_triangular(factor, pull, lower=True)
-        white += config.ts_scale * jax.random.normal(key, (size,))
-        weights = solve_triangular(factor.T, white, lower=False)
-        return state, best(state.problem, expected + weights)
+        noises = config.ts_scale * jax.random.normal(key, (size, config.f_in))
+        white = white[:, None] + noises
+        drawn = solve_triangular(factor.T, white, lower=False)
+        return state._replace(weights=expected + drawn.T)
+
+    def ask(key: Key, state: StructuredTsState) -> tuple[StructuredTsState, jax.Array]:
+        del key
+        weights = state.weights[state.asked % config.f_in]
+        return state._replace(asked=state.asked + 1), best(state.problem, weights)
 
     def tell(
         key: Key, state: StructuredTsState, action: jax.Array, reward: jax.Array
@@ -156,4 +170,5 @@ def _structured(
         del state
         return jnp.zeros((), jnp.int32)
 
-    return Policy(init, ask, tell, plan_nothing, origin, (name,))
+    refresh = one_or_many(map_seeds(plan, in_turn=True))
+    return Policy(init, ask, tell, refresh, origin, (name,))
