@@ -261,7 +261,7 @@ def test_evidence__gradient_equals_finite_differences() -> None:
     grams = set_kernel.basis_tables(K, 2)[:, counts]
     is_row = jnp.ones((ROWS,)).at[-3:].set(0.0)
     grams = grams * (is_row[:, None] * is_row[None, :])[None]
-    plays = jnp.asarray(rng.integers(1, 9, ROWS), jnp.float32)
+    plays = jnp.asarray(rng.integers(1, 90, ROWS), jnp.float32)
     origin = choose_origin(jnp.asarray(rewards), is_row)
 
     def targets(power: jax.Array) -> jax.Array:
