@@ -29,7 +29,7 @@ from experiments.progress import Progress
 from experiments.run_flags import RunFlags
 from msb_jax.atomic import atomic_file
 from msb_jax.envs import synthetic as env
-from msb_jax.envs.synthetic import FORMS, GroundTruth, Instance
+from msb_jax.envs.synthetic import DENSITY, FORMS, GroundTruth, Instance
 from msb_jax.problem import (
     independence_check,
     problem_from_conflicts,
@@ -39,8 +39,6 @@ from msb_jax.rng import stream
 from msb_jax.samplers.registry import PLAIN
 
 INSTANCES = "instances.npz"
-# Conflicting pairs of the paper, out of 300 * 299 / 2.
-DENSITY = 3962 / 44850
 QUICK = {
     "num_arms": 60,
     "k": 6,

@@ -251,7 +251,7 @@ def random_feasible_sets(key: jax.Array, problem: Problem, n: int) -> jax.Array:
     """
     priority = jax.random.uniform(key, (n, problem.num_arms))
     preferred = jnp.zeros((problem.num_arms,), bool)
-    fill = jax.vmap(greedy, in_axes=(None, 0, None, None))
+    fill = jax.vmap(_greedy, in_axes=(None, 0, None, None))
     return fill(problem.conflicts, priority, preferred, problem.k)
 
 
@@ -270,10 +270,10 @@ def repair(problem: Problem, action: jax.Array, priority: jax.Array) -> jax.Arra
         int32[K], K distinct arms.
     """
     preferred = jnp.zeros((problem.num_arms,), bool).at[action].set(True)
-    return greedy(problem.conflicts, priority, preferred, problem.k)
+    return _greedy(problem.conflicts, priority, preferred, problem.k)
 
 
-def greedy(
+def _greedy(
     conflicts: jax.Array, priority: jax.Array, preferred: jax.Array, k: int
 ) -> jax.Array:
     """Insert K arms one by one: fewest new conflicts, then preferred, then priority.

@@ -489,9 +489,8 @@ def test_agent__with_a_discount_recovers_from_a_switch() -> None:
     forgetful, stationary = _play(_closed_form(0.98)), _play(_closed_form(1.0))
     assert stationary[:, SWITCH - 60 : SWITCH].mean() > 0.95
     late = slice(SWITCH + 60, SWITCH + 120)
-    # A few seeds of a whole agent: what the master itself does is tested above.
-    assert forgetful[:, late].mean() >= 0.85
-    assert stationary[:, late].mean() < forgetful[:, late].mean() - 0.1
+    assert forgetful[:, late].mean() >= 0.9
+    assert stationary[:, late].mean() < 0.75
 
 
 @pytest.mark.slow

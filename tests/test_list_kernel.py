@@ -77,7 +77,9 @@ def test_draws__have_the_covariance_of_the_linear_terms() -> None:
     rows = encode(problem, jnp.asarray(_lists(6, 4)))
     arms = jnp.arange(problem.num_arms, dtype=jnp.int32)
     model = KERNEL.expand(problem, WEIGHTS, rows, arms)
-    drawn = KERNEL.draw(jax.random.key(0), problem, WEIGHTS, model, rows, arms, 20_000)
+    drawn = KERNEL.draw(
+        jax.random.split(jax.random.key(0)), problem, WEIGHTS, model, rows, arms, 20_000
+    )
     hot = np.zeros((6, problem.num_arms))
     hot[np.arange(6)[:, None], np.asarray(rows)] = 1.0
     np.testing.assert_allclose(drawn.linear @ hot.T, drawn.values, atol=1e-4)

@@ -32,12 +32,12 @@ import jax.numpy as jnp
 from msb_jax.baselines.checks import check_numbers
 from msb_jax.baselines.lists import (
     check_target,
+    click_policy,
     credit,
     log_round,
-    needs_clicks,
     rank_arms,
 )
-from msb_jax.baselines.random import check_constraints, plan_nothing
+from msb_jax.baselines.random import check_constraints
 from msb_jax.problem import Problem
 from msb_jax.types import Key, Policy
 
@@ -97,19 +97,7 @@ def cascade_kl_ucb(config: CascadeKLUCBConfig) -> Policy:
             told=state.told + 1,
         )
 
-    def origin(state: CascadeKLUCBState) -> jax.Array:
-        return jnp.zeros_like(state.told)
-
-    name = "cascade_kl_ucb"
-    return Policy(
-        init=init,
-        ask=ask,
-        tell=needs_clicks(name),
-        refresh=plan_nothing,
-        origin=origin,
-        origins=(name,),
-        tell_clicks=tell_clicks,
-    )
+    return click_policy("cascade_kl_ucb", init, ask, tell_clicks)
 
 
 def kl_bound(rate: jax.Array, count: jax.Array, threshold: jax.Array) -> jax.Array:

@@ -36,8 +36,8 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.checks import check_numbers
-from msb_jax.baselines.lists import check_target, credit, fill_places, needs_clicks
-from msb_jax.baselines.random import check_constraints, plan_nothing
+from msb_jax.baselines.lists import check_target, click_policy, credit, fill_places
+from msb_jax.baselines.random import check_constraints
 from msb_jax.problem import Problem
 from msb_jax.types import Key, Policy
 
@@ -137,18 +137,7 @@ def linear_cascade(
             told=state.told + 1,
         )
 
-    def origin(state: LinearCascadeState) -> jax.Array:
-        return jnp.zeros_like(state.told)
-
-    return Policy(
-        init=init,
-        ask=ask,
-        tell=needs_clicks(name),
-        refresh=plan_nothing,
-        origin=origin,
-        origins=(name,),
-        tell_clicks=tell_clicks,
-    )
+    return click_policy(name, init, ask, tell_clicks)
 
 
 def topics_of(problem: Problem, name: str) -> jax.Array:

@@ -13,8 +13,9 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
+from msb_jax.baselines.random import plan_nothing
 from msb_jax.problem import Problem, repair
-from msb_jax.types import Key, State
+from msb_jax.types import Key, Policy, State
 
 TARGETS = ("clicks", "reward")
 
@@ -30,6 +31,34 @@ def needs_clicks(name: str) -> Callable[..., NoReturn]:
         )
 
     return tell
+
+
+def click_policy(
+    name: str,
+    init: Callable[[Key, Problem], State],
+    ask: Callable[[Key, State], tuple[State, jax.Array]],
+    tell_clicks: Callable[..., State],
+) -> Policy:
+    """Make a policy that learns from clicks alone and has nothing to prepare.
+
+    Args:
+        name: of the policy.
+        init, ask, tell_clicks: see `Policy`.
+    """
+
+    def origin(state: State) -> jax.Array:
+        del state
+        return jnp.zeros((), jnp.int32)
+
+    return Policy(
+        init=init,
+        ask=ask,
+        tell=needs_clicks(name),
+        refresh=plan_nothing,
+        origin=origin,
+        origins=(name,),
+        tell_clicks=tell_clicks,
+    )
 
 
 def check_target(target: str) -> None:

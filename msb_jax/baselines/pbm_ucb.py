@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.checks import check_numbers
-from msb_jax.baselines.lists import log_round, needs_clicks, rank_arms
-from msb_jax.baselines.random import check_constraints, plan_nothing
+from msb_jax.baselines.lists import click_policy, log_round, rank_arms
+from msb_jax.baselines.random import check_constraints
 from msb_jax.positions import check_decay, examination
 from msb_jax.problem import Problem
 from msb_jax.types import Key, Policy
@@ -89,19 +89,7 @@ def pbm_ucb(config: PbmUCBConfig) -> Policy:
             told=state.told + 1,
         )
 
-    def origin(state: PbmUCBState) -> jax.Array:
-        return jnp.zeros_like(state.told)
-
-    name = "pbm_ucb"
-    return Policy(
-        init=init,
-        ask=ask,
-        tell=needs_clicks(name),
-        refresh=plan_nothing,
-        origin=origin,
-        origins=(name,),
-        tell_clicks=tell_clicks,
-    )
+    return click_policy("pbm_ucb", init, ask, tell_clicks)
 
 
 def pbm_bound(

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from msb_jax.envs.synthetic import GroundTruth
+from msb_jax.envs.synthetic import DENSITY, GroundTruth
 from msb_jax.problem import Problem, make_problem
 from msb_jax.solvers.lists import BestList
-
-# Share of the pairs that conflict unless a number is given: 3,962 of 44,850.
-DENSITY = 3962 / 44850
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ which turns the posterior mean into a model x'Qx + d'x + e.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -52,9 +52,11 @@ class Kernel(NamedTuple):
     by_arm: Callable[[Problem, jax.Array, jax.Array, jax.Array], jax.Array]
     # problem, weights, actions [C, K], arms [A]
     expand: Callable[[Problem, jax.Array, jax.Array, jax.Array], Expansion]
-    # key, problem, weights, expansion, actions [C, K], arms [A], number
+    # keys of the linear and of the pair part, problem, weights, expansion,
+    # actions [C, K], arms [A], number
     draw: Callable[
-        [Key, Problem, jax.Array, Expansion, jax.Array, jax.Array, int], PriorDraw
+        [Sequence[Key], Problem, jax.Array, Expansion, jax.Array, jax.Array, int],
+        PriorDraw,
     ]
 
 

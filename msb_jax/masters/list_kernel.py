@@ -16,6 +16,8 @@ the third h alone and has to learn every item once for each place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -86,7 +88,7 @@ def list_kernel() -> Kernel:
         return jnp.asarray(worth)
 
     def draw(
-        key: Key,
+        keys: Sequence[Key],
         problem: Problem,
         weights: jax.Array,
         model: Expansion,
@@ -99,7 +101,7 @@ def list_kernel() -> Kernel:
         k, num_items = problem.k, problem.num_arms // problem.k
         cov = jnp.einsum("s,spq->pq", weights[:3], place_kernels(k))
         root = jnp.linalg.cholesky(cov + 1e-6 * jnp.trace(cov) * jnp.eye(k))
-        worth = jax.random.normal(key, (n, num_items, k)) @ root.T  # [n, items, K]
+        worth = jax.random.normal(keys[0], (n, num_items, k)) @ root.T  # [n, items, K]
         worth = worth.transpose(0, 2, 1).reshape(n, problem.num_arms)
         size = arms.shape[0]
         return PriorDraw(

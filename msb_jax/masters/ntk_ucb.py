@@ -414,12 +414,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     def draws(key: Key, state: NtkUcbState, arms: jax.Array, n: int) -> Quadratic:
         """Exact posterior draws of the quadratic part (Matheron's rule)."""
-        prior_key, noise_key = jax.random.split(key)
+        *prior_keys, noise_key = jax.random.split(key, 3)
         capacity = state.history.rewards.shape[0]
         model = expansion(state, arms)
         weights = jnp.exp(state.scales.log_weights)
         linear, pair, values = kernel_of(state.problem).draw(
-            prior_key, state.problem, weights, model, state.history.actions, arms, n
+            prior_keys, state.problem, weights, model, state.history.actions, arms, n
         )
         noise = jnp.sqrt(row_noise(state.scales, state.history.plays))
         values += noise[None, :] * jax.random.normal(noise_key, (n, capacity))

@@ -15,6 +15,8 @@ has no weight: it is estimated by generalised least squares (a flat prior).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -146,7 +148,7 @@ def set_kernel(depth: int, tangent: bool = True) -> Kernel:
         return Expansion(fit[0], ((fit[1], rows),), ((fit[2], rows),))
 
     def draw(
-        key: Key,
+        keys: Sequence[Key],
         problem: Problem,
         weights: jax.Array,
         model: Expansion,
@@ -155,7 +157,7 @@ def set_kernel(depth: int, tangent: bool = True) -> Kernel:
         n: int,
     ) -> PriorDraw:
         del problem, weights, actions
-        linear_key, pair_key = jax.random.split(key)
+        linear_key, pair_key = keys
         (slope, rows), (curve, _) = model.linear[0], model.square[0]
         size = arms.shape[0]
         linear = jax.random.normal(linear_key, (n, size))

@@ -174,10 +174,10 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
 
     def solve(problems: Problem, requests: SolverRequest) -> SolverAnswer:
         """Solve the programs of all runs on the host; every leaf has a leading B."""
-        asked = jax.tree.map(np.asarray, requests)
         space = space_of(problems)
         if space.maximise is not None:
             return SolverAnswer(requests.first_order, requests.best)
+        asked = jax.tree.map(np.asarray, requests)
         graphs = asked.graph if space.exclusions else np.asarray(problems.conflicts)
         jobs = [
             functools.partial(
@@ -191,7 +191,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
     def propose(key: Key, state: SolverState, context: Context, n: int) -> jax.Array:
         del state
         view, asked, answer = context.view, context.request, context.answer
-        beta_key, fix_key, near_key = jax.random.split(key, 3)
+        beta_key, fix_key = jax.random.split(key)
         num_arms = view.problem.num_arms
         first, second = answer.first_order, answer.second_order
         if space_of(view.problem).exclusions is not None:
@@ -209,7 +209,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         found.append(jax.vmap(legalise, in_axes=(None, 0, 0))(view, noisy, priority))
         left = n - sum(part.shape[0] for part in found)
         if left > 0:
-            found.append(_neighbours(near_key, view, best, left))
+            found.append(_neighbours(stream(key, "near"), view, best, left))
         order = interleave([part.shape[0] for part in found])
         return jnp.concatenate(found)[order[:n]].astype(jnp.int32)
 

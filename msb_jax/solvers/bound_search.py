@@ -51,14 +51,16 @@ def walk(
     shape = (starts.shape[0], terrain.reach.shape[0])
     bonus = terrain.reach[None, :] * jax.random.uniform(key, shape)
 
+    def exchange(
+        model: Quadratic, starts: jax.Array, num_steps: int
+    ) -> tuple[jax.Array, jax.Array]:
+        return tabu_search(model, terrain.forbidden, starts, num_steps=num_steps)
+
+    find = search or exchange
+
     def one(bonus: jax.Array, start: jax.Array) -> jax.Array:
         model = terrain.model._replace(linear=terrain.model.linear + bonus)
-        if search is not None:
-            return search(model, start[None], num_steps)[0][0]
-        found, _ = tabu_search(
-            model, terrain.forbidden, start[None], num_steps=num_steps
-        )
-        return found[0]
+        return find(model, start[None], num_steps)[0][0]
 
     return jax.vmap(one)(bonus, starts)
 

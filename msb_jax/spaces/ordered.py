@@ -22,7 +22,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from msb_jax.problem import ORDERED, Problem, greedy
+from msb_jax.problem import ORDERED, Problem, random_feasible_sets
+from msb_jax.problem import repair as repair_set
 from msb_jax.solvers import local_search
 from msb_jax.solvers.bound_search import Terrain
 from msb_jax.spaces import subsets
@@ -170,22 +171,19 @@ def restrict(problem: Problem, arms: jax.Array) -> Problem:
 
 def random(key: Key, problem: Problem, n: int) -> jax.Array:
     """Put items into places in random order; a list comes first, then conflicts."""
-    priority = jax.random.uniform(key, (n, problem.num_arms))
-    nothing = jnp.zeros((problem.num_arms,), bool)
-    fill = jax.vmap(greedy, in_axes=(None, 0, None, None))
-    return fill(_costs(problem), priority, nothing, problem.k)
+    return random_feasible_sets(key, _priced(problem), n)
 
 
 def repair(problem: Problem, action: jax.Array, priority: jax.Array) -> jax.Array:
     """Keep placements in order of priority, and fill the places that are left."""
-    preferred = jnp.zeros((problem.num_arms,), bool).at[action].set(True)
-    return greedy(_costs(problem), priority, preferred, problem.k)
+    return repair_set(_priced(problem), action, priority)
 
 
-def _costs(problem: Problem) -> jax.Array:
-    """What a pair of placements costs: no number of conflicts makes up for a place."""
+def _priced(problem: Problem) -> Problem:
+    """Let an excluded pair count more than any number of conflicts."""
     broken = problem.k * problem.k
-    return problem.conflicts + broken * problem.structure.astype(jnp.int32)
+    costs = problem.conflicts + broken * problem.structure.astype(jnp.int32)
+    return dataclasses.replace(problem, conflicts=costs)
 
 
 SPACE = Space(
