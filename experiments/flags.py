@@ -64,7 +64,7 @@ def usage(config_class: type, command: str) -> str:
     for field in dataclasses.fields(config_class):
         default = field.default
         if isinstance(default, tuple):
-            default = ",".join(default)
+            default = ",".join(map(str, default))
         note = "" if default in (None, False) else f" (default {default})"
         lines.append(f"  --{field.name:<16} {field.metadata['help']}{note}")
     return "\n".join([*lines, f"  --{'help':<16} show this"])

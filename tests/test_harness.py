@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -294,6 +295,16 @@ def test_main__damaged_checkpoint_gets_a_sentence(
     Path("a/checkpoint-random.npz").write_bytes(b"nothing")
     assert run("--resume", "--out=a") == 2
     assert "checkpoint cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bench", "cascading", "other_problems", "real_world", "reproduce", "synthetic"],
+)
+def test_main__every_command_has_help(name: str, capsys: pytest.CaptureFixture) -> None:
+    module = importlib.import_module(f"experiments.{name}")
+    assert module.main(["--help"]) == 0
+    assert f"python -m experiments.{name}" in capsys.readouterr().out
 
 
 def test_main__help_shows_every_flag(capsys: pytest.CaptureFixture) -> None:

@@ -17,10 +17,11 @@ from msb_jax.baselines import cascade_lsb as lsb
 from msb_jax.baselines.cascade_hybrid import CascadeHybridConfig, cascade_hybrid
 from msb_jax.baselines.cascade_kl_ucb import CascadeKLUCBConfig, bernoulli_kl, kl_bound
 from msb_jax.baselines.cascade_lsb import CascadeLSBConfig, cascade_lsb
-from msb_jax.baselines.lists import credit, fill_places, log_round, rank_arms
+from msb_jax.baselines.lists import fill_places, log_round, rank_arms
 from msb_jax.baselines.pbm_lin_ucb import PbmLinUCBConfig, pbm_lin_ucb
 from msb_jax.baselines.pbm_ucb import PbmUCBConfig, pbm_bound
 from msb_jax.baselines.registry import LIST_POLICIES, POLICIES, make_policy
+from msb_jax.clicks import credit
 from msb_jax.envs import cascading, position_based
 from msb_jax.envs.cascading import CascadingConfig, visible_clicks
 from msb_jax.envs.position_based import PositionBasedConfig

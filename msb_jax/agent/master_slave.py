@@ -50,6 +50,7 @@ from msb_jax.agent.pool import (
 )
 from msb_jax.agent.refine import refine
 from msb_jax.agent.view import Recent, make_view, no_rounds, remember
+from msb_jax.clicks import needs_clicks
 from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import total_score
@@ -225,6 +226,21 @@ def master_slave(
             surprise=observe(state.surprise, pool.belief, same, reward),
         )
 
+    def tell_clicks(
+        key: Key,
+        state: MasterSlaveState,
+        action: jax.Array,
+        reward: jax.Array,
+        clicks: jax.Array,
+    ) -> MasterSlaveState:
+        """Tell the master the reward, and the samplers that look at clicks these."""
+        state = tell(key, state, action, reward)
+        told = tuple(
+            own if s.tell_clicks is None else s.tell_clicks(own, action, reward, clicks)
+            for s, own in zip(samplers, state.samplers, strict=True)
+        )
+        return state._replace(samplers=told)
+
     def learn(
         key: Key, state: MasterSlaveState, *, fit: bool
     ) -> tuple[MasterSlaveState, View]:
@@ -388,12 +404,14 @@ def master_slave(
             samplers=states, cotraining=shared, pool=pool, radius=radius
         )
 
+    needy = [sampler.name for sampler in samplers if sampler.tell_clicks is not None]
     return Policy(
         init=init,
         ask=ask,
-        tell=tell,
+        tell=needs_clicks(f"An agent with the sampler {needy[0]}") if needy else tell,
         refresh=one_or_many(refresh_batch),
         origin=lambda state: state.origin,
         origins=names,
         producer=lambda state: state.producer,
+        tell_clicks=tell_clicks if needy else None,
     )

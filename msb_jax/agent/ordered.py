@@ -50,6 +50,18 @@ def ordered(policy: Policy) -> Policy:
     def refresh(key: Key, state: OrderedState) -> OrderedState:
         return state._replace(inner=policy.refresh(key, state.inner))
 
+    def tell_clicks(
+        key: Key,
+        state: OrderedState,
+        action: jax.Array,
+        reward: jax.Array,
+        clicks: jax.Array,
+    ) -> OrderedState:
+        assert policy.tell_clicks is not None
+        placed = encode(state.problem, action)
+        inner = policy.tell_clicks(key, state.inner, placed, reward, clicks)
+        return state._replace(inner=inner)
+
     producer = policy.producer
     return policy._replace(
         init=init,
@@ -58,4 +70,5 @@ def ordered(policy: Policy) -> Policy:
         refresh=refresh,
         origin=lambda state: policy.origin(state.inner),
         producer=None if producer is None else lambda state: producer(state.inner),
+        tell_clicks=None if policy.tell_clicks is None else tell_clicks,
     )

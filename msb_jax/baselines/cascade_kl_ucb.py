@@ -30,14 +30,9 @@ import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.checks import check_numbers
-from msb_jax.baselines.lists import (
-    check_target,
-    click_policy,
-    credit,
-    log_round,
-    rank_arms,
-)
+from msb_jax.baselines.lists import click_policy, log_round, rank_arms
 from msb_jax.baselines.random import check_constraints
+from msb_jax.clicks import check_target, credit
 from msb_jax.problem import Problem
 from msb_jax.types import Key, Policy
 

@@ -1,4 +1,4 @@
-"""What policies for ordered lists share: conflicts, places and clicks.
+"""What policies for ordered lists share: conflicts and places.
 
 With hard constraints a list is filled from the top by the best arm that is not in
 conflict with the arms above it, and where there is none by the one that adds the
@@ -8,29 +8,14 @@ fewest conflicts. In soft mode conflicts are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from msb_jax.baselines.random import plan_nothing
+from msb_jax.clicks import needs_clicks
 from msb_jax.problem import Problem, repair
 from msb_jax.types import Key, Policy, State
-
-TARGETS = ("clicks", "reward")
-
-
-def needs_clicks(name: str) -> Callable[..., NoReturn]:
-    """Make the `tell` of a policy that cannot learn from the reward alone."""
-
-    def tell(key: Key, state: State, action: jax.Array, reward: jax.Array) -> NoReturn:
-        del key, state, action, reward
-        raise ValueError(
-            f"{name} learns from clicks, and this environment gives none; play it on "
-            "ordered lists with clicks, or choose a policy that learns from rewards."
-        )
-
-    return tell
 
 
 def click_policy(
@@ -59,12 +44,6 @@ def click_policy(
         origins=(name,),
         tell_clicks=tell_clicks,
     )
-
-
-def check_target(target: str) -> None:
-    """Raise unless `target` names something that a click can be credited with."""
-    if target not in TARGETS:
-        raise ValueError(f"target must be clicks or reward, got {target!r}.")
 
 
 def rank_arms(key: Key, problem: Problem, index: jax.Array, is_hard: bool) -> jax.Array:
@@ -124,31 +103,6 @@ def fill_places(
 
     start = (start, jnp.zeros((size,), jnp.int32))
     return jax.lax.scan(place, start, None, length=problem.k)[1]
-
-
-def credit(
-    clicks: jax.Array, reward: jax.Array, target: str
-) -> tuple[jax.Array, jax.Array]:
-    """Say what the places of a list have shown.
-
-    Args:
-        clicks: [K] of 1, 0, and -1 or NaN where nothing is known.
-        reward: [], 1 if the user was satisfied.
-        target: clicks, to learn what attracts; or reward, to learn what satisfies:
-            then the last click is worth the reward and the others nothing.
-
-    Returns:
-        float32[K] 1 where something is known and else 0, and float32[K] what it is.
-    """
-    is_clicked = clicks > 0
-    if target == "reward":
-        later = jnp.cumsum(is_clicked[::-1])[::-1] - is_clicked  # clicks further down
-        is_last = is_clicked & (later == 0)
-        value = jnp.where(is_last, reward, 0.0)
-    else:
-        value = is_clicked.astype(jnp.float32)
-    is_known = (clicks >= 0) & jnp.isfinite(value)
-    return is_known.astype(jnp.float32), jnp.where(is_known, value, 0.0)
 
 
 def log_round(told: jax.Array, extra: float) -> jax.Array:

@@ -66,6 +66,8 @@ class Sampler(NamedTuple):
     is_refined: bool = False  # the master's search on the bound starts from its sets
     # Steps of cross-entropy of its real-valued output towards a set int32[K].
     imitate: Callable[[Key, State, Context, jax.Array], State] | None = None
+    # Told of every round if there are clicks: (state, action, reward, clicks).
+    tell_clicks: Callable[[State, jax.Array, jax.Array, jax.Array], State] | None = None
 
 
 def no_state(key: Key, problem: Problem) -> tuple[()]:
@@ -110,6 +112,12 @@ def at_intervals(sampler: Sampler, interval: int) -> Sampler:
         assert sampler.request is not None
         return sampler.request(key, state[0], view)
 
+    def tell_clicks(
+        state: State, action: jax.Array, reward: jax.Array, clicks: jax.Array
+    ) -> State:
+        assert sampler.tell_clicks is not None
+        return sampler.tell_clicks(state[0], action, reward, clicks), state[1]
+
     return sampler._replace(
         init=lambda key, problem: (
             sampler.init(key, problem),
@@ -121,6 +129,7 @@ def at_intervals(sampler: Sampler, interval: int) -> Sampler:
         ),
         imitate=None if sampler.imitate is None else imitate,
         request=None if sampler.request is None else request,
+        tell_clicks=None if sampler.tell_clicks is None else tell_clicks,
     )
 
 

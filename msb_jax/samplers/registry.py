@@ -13,6 +13,7 @@ from typing import Any
 
 from msb_jax.samplers.base import Sampler, at_intervals
 from msb_jax.samplers.cem_ppo import CemPpoConfig, cem_ppo
+from msb_jax.samplers.clicks import ClicksConfig, clicks
 from msb_jax.samplers.ddpg import DdpgConfig
 from msb_jax.samplers.g2anet import G2ANetConfig, g2anet
 from msb_jax.samplers.random_best import random_best
@@ -31,17 +32,18 @@ SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {
     "cem_ppo": lambda given: cem_ppo(_choose(CemPpoConfig, given)),
     "random_best": lambda given: random_best(),
     "teacher_student": lambda given: teacher_student(),
+    "clicks": lambda given: clicks(_choose(ClicksConfig, given)),
 }
 
-# What the agent uses unless told otherwise.
-DEFAULT = tuple(SAMPLERS)
+# What the agent uses unless told otherwise: all that need nothing but rewards.
+DEFAULT = tuple(name for name in SAMPLERS if name != "clicks")
 # Those without anything to train, which compile in seconds.
 PLAIN = ("solver", "random_best", "teacher_student")
 
 # What the paper's letters are called in the configs of the samplers.
 FIELDS = {"n_c": "num_clusters", "n_D": "imitation_steps"}
 # And what is called the same in both.
-FIELDS |= {name: name for name in ("replay", "semantic", "off_policy")}
+FIELDS |= {name: name for name in ("replay", "semantic", "off_policy", "target")}
 
 
 def make_samplers(
@@ -53,8 +55,8 @@ def make_samplers(
         names: keys of `SAMPLERS`, each perhaps with ":n".
         settings: n_c (clusters of the replay buffer), n_D (steps of imitation),
             replay ("prioritized" or "uniform"), semantic (weight of the semantic
-            loss) and off_policy (whether g2anet learns from the others' sets);
-            others are ignored.
+            loss), off_policy (whether g2anet learns from the others' sets) and target
+            (what the sampler `clicks` counts); others are ignored.
     """
     given = {FIELDS[n]: v for n, v in (settings or {}).items() if n in FIELDS}
     parsed = [_parse(name) for name in names]
