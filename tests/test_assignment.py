@@ -55,7 +55,8 @@ def test_average_scores__looks_at_the_better_half() -> None:
 
 def test_assemble__takes_the_first_proposals_of_each() -> None:
     proposals = jnp.arange(3 * 5 * 2, dtype=jnp.int32).reshape(3, 5, 2)
-    pool, owner = jax.jit(assemble)(proposals, jnp.asarray([1, 4, 2]))
+    counts = jnp.asarray([1, 4, 2])
+    pool, owner = jax.jit(assemble, static_argnums=2)(proposals, counts, 7)
     np.testing.assert_array_equal(owner, [0, 1, 1, 1, 1, 2, 2])
     np.testing.assert_array_equal(pool[0], proposals[0, 0])
     np.testing.assert_array_equal(pool[1:5], proposals[1, :4])

@@ -88,18 +88,20 @@ def elites_first(actions: jax.Array, values: jax.Array) -> jax.Array:
     return copies_last(actions[order])[:n]
 
 
-def assemble(proposals: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+def assemble(
+    proposals: jax.Array, counts: jax.Array, total: int
+) -> tuple[jax.Array, jax.Array]:
     """Take the first `counts[i]` proposals of each sampler.
 
     Args:
         proposals: int32[S, n, K].
-        counts: int32[S], with a sum of n + S - 1, so that none is above n.
+        counts: int32[S], none above n.
+        total: the sum of the counts.
 
     Returns:
-        int32[n + S - 1, K] and int32[n + S - 1], the number of the sampler.
+        int32[total, K] and int32[total], the number of the sampler.
     """
-    number, n, _ = proposals.shape
-    slot = jnp.arange(n + number - 1)
+    slot = jnp.arange(total)
     ends = jnp.cumsum(counts)
     owner = jnp.searchsorted(ends, slot, side="right").astype(jnp.int32)
     row = slot - (ends - counts)[owner]

@@ -83,7 +83,7 @@ def has_converged(state: CoTrainingState, value: jax.Array) -> jax.Array:
     return is_still & (state.averages[:, -1] < value)
 
 
-def private_view(view: View, origin: int) -> View:
+def private_view(view: View, origin: int | jax.Array) -> View:
     """Hide from a sampler what others proposed and what was played."""
     is_own = view.pool_origin == origin
     order = jnp.argsort(~is_own, stable=True)

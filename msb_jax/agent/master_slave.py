@@ -29,16 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from msb_jax.agent.assignment import assemble, assign, average_scores, elites_first
-from msb_jax.agent.cotraining import (
-    KINDS,
-    CoTrainingState,
-    demonstration,
-    has_converged,
-    init_cotraining,
-    observe_pool,
-    private_view,
-)
+from msb_jax.agent.cotraining import KINDS, CoTrainingState, init_cotraining
 from msb_jax.agent.pool import (
     Elites,
     Pool,
@@ -48,6 +39,7 @@ from msb_jax.agent.pool import (
     observe,
     renew_elites,
 )
+from msb_jax.agent.proposals import Proposals, proposer, stages
 from msb_jax.agent.refine import refine
 from msb_jax.agent.view import Recent, make_view, no_rounds, remember
 from msb_jax.clicks import needs_clicks
@@ -57,8 +49,7 @@ from msb_jax.masters.scoring import total_score
 from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, violated_pairs
 from msb_jax.rng import stream
-from msb_jax.samplers.base import Context, Sampler, View, value_of
-from msb_jax.sets import copies_last
+from msb_jax.samplers.base import Sampler, View
 from msb_jax.spaces import legal_actions
 from msb_jax.types import Key, Master, Policy, State
 
@@ -99,6 +90,16 @@ class MasterSlaveConfig:
             )
 
 
+class Known(NamedTuple):
+    """What the master learns from, for one run."""
+
+    master: State
+    elites: Elites
+    recent: Recent
+    round: jax.Array  # [] int32, actions asked for
+    random_origin: jax.Array  # [] int32, who is credited with the random rounds
+
+
 class MasterSlaveState(NamedTuple):
     """One run of the agent."""
 
@@ -137,20 +138,9 @@ def master_slave(
     # Warm-up rounds are random sets, whoever else proposes.
     random_origin = names.index("random_best") if "random_best" in names else 0
     is_hard = config.constraints == "hard"
-    number = len(samplers)
-    num_candidates = max(config.n_es * config.f_in, number)
-    first = tuple(i for i, s in enumerate(samplers) if not s.is_second_stage)
-    # Whoever learns from the others proposes from the best sets played if alone.
-    first = first or tuple(range(number))
-    second = tuple(i for i in range(number) if i not in first)
-    # Those of the second stage have a sixth each, the others what is assigned.
-    second_share = max(1, num_candidates // max(6, number))
-    num_first = num_candidates - len(second) * second_share
-    most = num_first - len(first) + 1
+    num_candidates = max(config.n_es * config.f_in, len(samplers))
     slack = hist.slack(config.f_in)
-    is_refined = tuple(sampler.is_refined for sampler in samplers)
-    is_shared = config.cotraining in ("all", "sharing")
-    is_taught = config.cotraining in ("all", "demonstrations")
+    is_refined = any(sampler.is_refined for sampler in samplers)
 
     def init(key: Key, problem: Problem) -> MasterSlaveState:
         sampler_states = tuple(s.init(stream(key, s.name), problem) for s in samplers)
@@ -159,7 +149,7 @@ def master_slave(
             problem=problem,
             master=master.init(stream(key, "master"), problem),
             samplers=sampler_states,
-            cotraining=init_cotraining(len(first), window, problem.k),
+            cotraining=init_cotraining(len(stages(samplers)[0]), window, problem.k),
             pool=empty_pool(num_candidates, problem.k, is_live=master.is_live),
             elites=Elites(
                 actions=jnp.full((config.num_elites, problem.k), -1, jnp.int32),
@@ -242,23 +232,22 @@ def master_slave(
         return state._replace(samplers=told)
 
     def learn(
-        key: Key, state: MasterSlaveState, *, fit: bool
-    ) -> tuple[MasterSlaveState, View]:
+        key: Key, known: Known, problem: Problem, pool: Pool, *, fit: bool
+    ) -> tuple[Known, View]:
         """The master takes in the rounds played and shows what it knows."""
-        learned = master.refresh(stream(key, "master"), state.master, fit=fit)
-        state = state._replace(master=learned)
+        learned = master.refresh(stream(key, "master"), known.master, fit=fit)
         view = make_view(
             stream(key, "draws"),
             master,
             learned,
             config,
-            problem=state.problem,
-            round=state.round,
-            candidates=state.pool,
-            recent=state.recent,
+            problem=problem,
+            round=known.round,
+            candidates=pool,
+            recent=known.recent,
         )
-        elites = renew_elites(state.elites, state.pool, view.elites, random_origin)
-        return state._replace(elites=elites), view
+        elites = renew_elites(known.elites, pool, view.elites, known.random_origin)
+        return known._replace(master=learned, elites=elites), view
 
     def consult(key: Key, states: tuple[State, ...], view: View) -> tuple[Any, ...]:
         """Samplers say what they want of the host."""
@@ -269,85 +258,23 @@ def master_slave(
             for sampler, own in zip(samplers, states, strict=True)
         )
 
-    def propose(
-        key: Key,
-        states: tuple[State, ...],
-        shared: CoTrainingState,
-        view: View,
-        requests: tuple[Any, ...],
-        answers: tuple[Any, ...],
-    ) -> tuple[tuple[State, ...], CoTrainingState, jax.Array, jax.Array]:
-        """Samplers learn and propose.
-
-        Returns:
-            Their new states, what co-training has seen, the pool int32[N, K] and the
-            samplers [N] that proposed it.
-        """
-        values = value_of(view, view.pool)
-        scores = average_scores(values, view.pool_origin, number)[jnp.array(first)]
-        shared = observe_pool(shared, view, scores)
-        lesson, worth = demonstration(shared, view)
-        is_pupil = has_converged(shared, worth)
-        new_states = list(states)
-
-        def context_of(i: int, peers: jax.Array | None = None) -> Context:
-            learns = samplers[i].imitate is not None
-            seen = view if is_shared or not learns else private_view(view, i)
-            return Context(seen, requests[i], answers[i], peers, origin=i)
-
-        proposals = []
-        for place, i in enumerate(first):
-            sampler, context = samplers[i], context_of(i)
-            own = functools.partial(stream, key)
-            state = sampler.update(own(f"{sampler.name}/update"), states[i], context)
-            if is_taught and sampler.imitate is not None:
-                imitate, imitate_key = sampler.imitate, own(f"{sampler.name}/imitate")
-                state = jax.lax.cond(
-                    is_pupil[place],
-                    lambda s, f=imitate, k=imitate_key, c=context: f(k, s, c, lesson),
-                    lambda s: s,
-                    state,
-                )
-            new_states[i] = state
-            made = sampler.propose(own(f"{sampler.name}/propose"), state, context, most)
-            if sampler.imitate is not None:
-                made = elites_first(made, value_of(view, made))
-            else:
-                made = copies_last(made)
-            proposals.append(made)
-        pool, owner = assemble(jnp.stack(proposals), assign(scores, num_first))
-        origin = jnp.array(first, jnp.int32)[owner]
-        for i in second:
-            sampler, context = samplers[i], context_of(i, peers=pool[:num_first])
-            update_key = stream(key, f"{sampler.name}/update")
-            new_states[i] = sampler.update(update_key, states[i], context)
-            taught = sampler.propose(
-                stream(key, f"{sampler.name}/propose"),
-                new_states[i],
-                context,
-                second_share,
-            )
-            pool = jnp.concatenate([pool, taught])
-            origin = jnp.concatenate([origin, jnp.full((second_share,), i, jnp.int32)])
-        return tuple(new_states), shared, jnp.sort(pool, axis=1), origin
-
     def judge(
         key: Key,
         learned: State,
         view: View,
         elites: Elites,
-        actions: jax.Array,
-        origin: jax.Array,
+        proposals: Proposals,
     ) -> tuple[Pool, jax.Array]:
         """The master forms its belief over the pool, and chooses the radius."""
-        problem = view.problem
-        if any(is_refined):
+        problem, origin = view.problem, proposals.origin
+        actions = proposals.actions
+        if is_refined:
             actions = refine(
                 key,
                 lambda sets: master.score(learned, sets).total,
                 view,
                 actions,
-                jnp.array(is_refined)[origin],
+                proposals.is_refined,
             )
             actions = jnp.sort(actions, axis=1)
         pool = Pool(
@@ -366,8 +293,8 @@ def master_slave(
         for fit in (False, True)
     }
     run_consult = map_seeds(consult)
-    run_propose = map_seeds(propose, in_turn=True)
     run_judge = map_seeds(judge, in_turn=True)
+    propose = proposer(samplers, num_candidates, config.cotraining)
 
     def refresh_batch(keys: Key, state: MasterSlaveState) -> MasterSlaveState:
         rounds = int(np.max(np.asarray(state.master.history.rounds)))
@@ -378,7 +305,16 @@ def master_slave(
         if not is_told or warm_up >= config.f_in:
             return state  # only random rounds ahead
         fit = master.due(state.master)
-        state, view = run_learn[fit](stream(keys, "learn"), state)
+        known = Known(
+            master=roomy,
+            elites=state.elites,
+            recent=state.recent,
+            round=state.round,
+            random_origin=jnp.full(keys.shape, random_origin, jnp.int32),
+        )
+        known, view = run_learn[fit](
+            stream(keys, "learn"), known, state.problem, state.pool
+        )
         watch("fit" if fit else "learn", view)
         requests = run_consult(stream(keys, "consult"), state.samplers, view)
         watch("search", requests)
@@ -387,7 +323,7 @@ def master_slave(
             for sampler, asked in zip(samplers, requests, strict=True)
         )
         watch("solver", answers)
-        states, shared, actions, origin = run_propose(
+        states, shared, proposals = propose(
             stream(keys, "propose"),
             state.samplers,
             state.cotraining,
@@ -395,13 +331,20 @@ def master_slave(
             requests,
             answers,
         )
-        watch("samplers", actions)
+        watch("samplers", proposals)
         pool, radius = run_judge(
-            stream(keys, "judge"), state.master, view, state.elites, actions, origin
+            stream(keys, "judge"), known.master, view, known.elites, proposals
         )
         watch("score", pool)
         return state._replace(
-            samplers=states, cotraining=shared, pool=pool, radius=radius
+            master=known.master,
+            elites=known.elites,
+            recent=known.recent,
+            round=known.round,
+            samplers=states,
+            cotraining=shared,
+            pool=pool,
+            radius=radius,
         )
 
     needy = [sampler.name for sampler in samplers if sampler.tell_clicks is not None]

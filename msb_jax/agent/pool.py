@@ -52,7 +52,7 @@ class Elites(NamedTuple):
 
 
 def renew_elites(
-    elites: Elites, pool: Pool, best: jax.Array, random_origin: int
+    elites: Elites, pool: Pool, best: jax.Array, random_origin: jax.Array
 ) -> Elites:
     """Say of the best sets [E, K] of today who found them.
 

@@ -49,7 +49,7 @@ class Context(NamedTuple):
     request: Any = None  # what this sampler asked of the host
     answer: Any = None  # what its `solve` answered
     peers: jax.Array | None = None  # [N, K] what other samplers propose now
-    origin: int = 0  # this sampler's number in `view.pool_origin`
+    origin: int | jax.Array = 0  # [] this sampler's number in `view.pool_origin`
 
 
 class Sampler(NamedTuple):
