@@ -17,7 +17,7 @@ from typing import Any
 from experiments import files
 from experiments.plan import Section
 from experiments.report_html import TITLE, make_page
-from experiments.report_markdown import make_markdown
+from experiments.report_markdown import insert, make_markdown, make_tables
 from experiments.report_parts import Part, figure_csv, plain, table_csv
 from experiments.report_plots import plot_figure
 from experiments.report_sections import make_parts
@@ -35,6 +35,7 @@ def write_report(
     *,
     budget: str,
     command: str,
+    tables: Path | None = None,
 ) -> Path:
     """Write all files of the report and return the page.
 
@@ -43,6 +44,8 @@ def write_report(
         plan: all sections.
         budget: the name of the budget.
         command: what was typed.
+        tables: a Markdown page that has the markers of `report_markdown`; it gets
+            the tables between them.
     """
     results = Results(root)
     parts = make_parts(plan, results)
@@ -69,6 +72,9 @@ def write_report(
         whole, title=TITLE, lead=lead, failures=failures, figures=FIGURES
     )
     files.write_text(root / TEXT, text)
+    if tables is not None:
+        copy = insert(tables.read_text(), make_tables(whole, lead=lead))
+        files.write_text(tables, copy or "")
     page = make_page(
         whole,
         lead=[*lead, f"Made by: {command}"],

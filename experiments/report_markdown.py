@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 from experiments.report_parts import Part, Table, reasons, shown
 from experiments.tables import markdown_table
 
+# Between these lines of a page stand the tables of a report.
+BEGIN = "<!-- tables of experiments.reproduce -->"
+END = "<!-- end of the tables -->"
+
 
 def make_markdown(
     parts: Sequence[Part],
@@ -33,17 +37,45 @@ def make_markdown(
         for name, reason in failures.items():
             lines += [f"* {name}", "", *(f"      {x}" for x in reason.split("\n")), ""]
     for part in parts:
-        lines += [f"## {part.title}", ""]
-        lines += [f"* {sentence}" for sentence in part.sentences]
-        lines += [""] if part.sentences else []
+        lines += _heading(part, "##")
         for figure in part.figures:
             lines += [f"### {figure.title}", ""]
             lines += [f"![{figure.title}]({figures}/{figure.key}.png)", ""]
             lines += [figure.note, ""]
-        for table in part.tables:
-            lines += [f"### {table.title}", "", write_table(table), ""]
-            lines += [text + "\n" for text in (table.note, *reasons(table)) if text]
+        lines += _tables(part, "###")
     return "\n".join(lines)
+
+
+def make_tables(parts: Sequence[Part], *, lead: Sequence[str]) -> str:
+    """Write the tables alone, for a page that has headings of its own."""
+    lines = [text for sentence in lead for text in (sentence, "")]
+    for part in parts:
+        if part.tables:
+            lines += [*_heading(part, "###"), *_tables(part, "####")]
+    return "\n".join(lines)
+
+
+def insert(page: str, text: str) -> str | None:
+    """Put a text between the markers of a page; None if it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        return None
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
+
+
+def _heading(part: Part, mark: str) -> list[str]:
+    lines = [f"{mark} {part.title}", ""]
+    lines += [f"* {sentence}" for sentence in part.sentences]
+    return [*lines, ""] if part.sentences else lines
+
+
+def _tables(part: Part, mark: str) -> list[str]:
+    lines = []
+    for table in part.tables:
+        lines += [f"{mark} {table.title}", "", write_table(table), ""]
+        lines += [text + "\n" for text in (table.note, *reasons(table)) if text]
+    return lines
 
 
 def write_table(table: Table) -> str:

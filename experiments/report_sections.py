@@ -81,6 +81,15 @@ def _main(plan: Plan, results: Results) -> Part:
         ),
         make_table(
             results,
+            section,
+            "composite",
+            key="composite",
+            title="Reward less the price of violations, r - lam c",
+            note="What the agent is asked to maximise. Means of all rounds, the random "
+            "ones included. The paper has no such table.",
+        ),
+        make_table(
+            results,
             _only(section, FORMS),
             "gt_fraction",
             key="gt-fraction",

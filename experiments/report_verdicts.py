@@ -72,35 +72,60 @@ def alone(results: Results, section: Section, base: str) -> list[str]:
 
 
 def gains(results: Results, section: Section) -> list[str]:
-    """Compare the agent's reward with the best other policy's, as the text does."""
+    """Compare the agent with the best other policy.
+
+    By the reward alone, as the paper's text does, and by r - lam c, which is what the
+    agent is asked for.
+    """
     sentences = []
     for column in section.columns:
-        agent = section.cells.get(("master_slave", column))
-        if agent is None:
+        by_reward = _lead(results, section, column, "reward")
+        if by_reward is None:
             continue
-        rewards = {}
-        for row in section.rows:
-            cell = section.cells.get((row, column))
-            if cell is not None and row not in PEERLESS:
-                mean = results.value(cell, "reward").mean
-                if mean is not None:
-                    rewards[row] = mean
-        ours = results.value(agent, "reward").mean
-        if ours is None or not rewards:
-            continue
-        best = max(rewards, key=lambda row: rewards[row])
-        gain = results.difference(agent, section.cells[best, column], "reward")
-        if gain.error is None:
-            continue
-        share = 100 * (ours / rewards[best] - 1) if rewards[best] > 0 else float("nan")
+        best, gain, share = by_reward
         told = printed.GAIN_REWARD.get(("gain", column))
         paper = "" if told is None else f"; the paper says +{told:g} %"
-        verdict = "is ahead" if exceeds_error(gain) else "is not shown to be ahead"
-        sentences.append(
-            f"{label(column)}: master_slave {verdict} of the best other policy that "
-            f"played, {best}: {share:+.1f} % of the reward ({signed(gain)}){paper}."
+        text = (
+            f"{label(column)}: master_slave {_verdict(gain)} of the best other policy "
+            f"that played, {best}: {share:+.1f} % of the reward ({signed(gain)}){paper}"
         )
+        if priced := _lead(results, section, column, "composite"):
+            best, gain, _ = priced
+            text += (
+                f". In r - lam c it {_verdict(gain)} of the best other, {best} "
+                f"({signed(gain)})"
+            )
+        sentences.append(f"{text}.")
     return sentences
+
+
+def _lead(
+    results: Results, section: Section, column: str, measure: str
+) -> tuple[str, Value, float] | None:
+    """Return the best other policy, the agent's lead, and this in percent."""
+    agent = section.cells.get(("master_slave", column))
+    if agent is None:
+        return None
+    means = {}
+    for row in section.rows:
+        cell = section.cells.get((row, column))
+        if cell is not None and row not in PEERLESS:
+            mean = results.value(cell, measure).mean
+            if mean is not None:
+                means[row] = mean
+    ours = results.value(agent, measure).mean
+    if ours is None or not means:
+        return None
+    best = max(means, key=lambda row: means[row])
+    gain = results.difference(agent, section.cells[best, column], measure)
+    if gain.error is None:
+        return None
+    share = 100 * (ours / means[best] - 1) if means[best] > 0 else float("nan")
+    return best, gain, share
+
+
+def _verdict(gain: Value) -> str:
+    return "is ahead" if exceeds_error(gain) else "is not shown to be ahead"
 
 
 def exceeds_error(gain: Value) -> bool:

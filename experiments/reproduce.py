@@ -22,6 +22,7 @@ from experiments.flags import UsageError, flag
 from experiments.plan import GROUPS, Section, make_plan, units_of
 from experiments.progress import Progress
 from experiments.report import write_report
+from experiments.report_markdown import BEGIN, END, insert
 from experiments.units import FAILED, Unit
 from experiments.workers import Outcome, import_ray, parse_workers, run_units
 
@@ -43,6 +44,9 @@ class Config:
     out: str | None = flag(None, "folder; not given: results/reproduce-<budget>")
     workers: str | None = flag(
         None, "processes, or ray:N, or ray://ADDRESS; not given: one a core, up to 4"
+    )
+    tables: str | None = flag(
+        None, f"a Markdown page to put the tables into, after its line {BEGIN}"
     )
 
     def __post_init__(self) -> None:
@@ -79,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_ray()
         data = None if config.data is None else Path(config.data)
         plan = make_plan(config.budget, data)
+        tables = _page(config.tables)
         root = Path(config.out or "").resolve()
         root.mkdir(parents=True, exist_ok=True)
     except (UsageError, ValueError, OSError) as error:
@@ -96,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             caught.append(caught[0] if caught else 2)
         progress.stop()
         try:
-            page = write_report(root, plan, budget=config.budget, command=command)
+            page = write_report(
+                root, plan, budget=config.budget, command=command, tables=tables
+            )
         except OSError as error:
             return flags.fail(f"The report cannot be written: {error}.")
         progress.say(f"Report: {page}")
@@ -106,6 +113,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.say("Interrupted; the same command goes on.")
             return 128 + caught[0]
     return 1 if failures else 0
+
+
+def _page(name: str | None) -> Path | None:
+    """Return the page that gets the tables, if it can have them."""
+    if name is None:
+        return None
+    path = Path(name)
+    if insert(path.read_text(), "") is None:
+        raise UsageError(
+            f"--tables={name} needs a line {BEGIN} and one {END} below it; the tables "
+            "go between them."
+        )
+    return path
 
 
 def _run(

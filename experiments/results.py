@@ -19,7 +19,7 @@ from msb_jax import metrics
 from msb_jax.runner import Curves
 
 NOT_RUN = "not run"
-MEASURES = ("reward", "gt_fraction", "violation", "seconds_per_round")
+MEASURES = ("reward", "gt_fraction", "violation", "composite", "seconds_per_round")
 
 
 class Value(NamedTuple):
@@ -82,17 +82,22 @@ class Results:
 
         Args:
             cell: of the plan.
-            measure: one of `MEASURES`. `reward` and `violation` (n / M) are averages
-                over all rounds, `gt_fraction` over those after warm-up.
+            measure: one of `MEASURES`. `reward`, `violation` (n / M) and `composite`
+                (r - lam c) are averages over all rounds, `gt_fraction` over those
+                after warm-up.
         """
         ran = self.read(cell.unit)
         if ran is None or cell.policy not in ran.curves:
             return None
         curves = ran.curves[cell.policy]
+        reward = curves.mean_reward.mean(axis=1, dtype=np.float64)
+        violation = curves.violations.mean(axis=1) / ran.num_conflicts
         if measure == "reward":
-            return curves.mean_reward.mean(axis=1, dtype=np.float64)
+            return reward
         if measure == "violation":
-            return curves.violations.mean(axis=1) / ran.num_conflicts
+            return violation
+        if measure == "composite":
+            return reward - ran.summary["config"]["lam"] * violation
         if measure == "seconds_per_round":
             return np.array([curves.seconds_per_round])
         if measure != "gt_fraction":

@@ -16,7 +16,13 @@ import pytest
 
 from experiments import report_html
 from experiments.plan import Section
-from experiments.report_markdown import make_markdown
+from experiments.report_markdown import (
+    BEGIN,
+    END,
+    insert,
+    make_markdown,
+    make_tables,
+)
 from experiments.report_parts import (
     Entry,
     Figure,
@@ -30,7 +36,7 @@ from experiments.report_parts import (
     table_csv,
 )
 from experiments.report_plots import plot_figure
-from experiments.report_verdicts import alone, exceeds_error, helps
+from experiments.report_verdicts import alone, exceeds_error, gains, helps
 from experiments.results import Value, summarise
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror='x()'>|"
@@ -162,6 +168,17 @@ def test_markdown__has_the_same_entries() -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
 
 
+def test_insert__replaces_what_stands_between_the_markers() -> None:
+    tables = make_tables(parts(), lead=["L"])
+    assert "0.5000 ± 0.0100 (0.4)" in tables and "![" not in tables
+    page = f"# Mine\n\n{BEGIN}\nold\n{END}\n\nrest\n"
+    once = insert(page, tables)
+    assert once is not None and "old" not in once
+    assert once.startswith("# Mine\n") and once.endswith(f"{END}\n\nrest\n")
+    assert insert(once, tables) == once
+    assert insert("# Mine\n", tables) is None and insert(BEGIN, tables) is None
+
+
 def test_plot_figure__writes_the_same_bytes_twice(tmp_path: Path) -> None:
     (part,) = parts()
     seen = []
@@ -265,13 +282,23 @@ def read_browser(text: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 class Told:
-    """Stands in for `Results`: the rewards of each row, one a seed."""
+    """Stands in for `Results`: the rewards of each row, one a seed, and prices."""
 
-    def __init__(self, rewards: dict[str, list[float]]) -> None:
+    def __init__(
+        self, rewards: dict[str, list[float]], price: dict[str, float] | None = None
+    ) -> None:
         self.rewards = {row: np.array(values) for row, values in rewards.items()}
+        self.price = price or {}
+
+    def by_seed(self, cell: str, measure: str) -> np.ndarray:
+        price = self.price.get(cell, 0.0) if measure == "composite" else 0.0
+        return self.rewards[cell] - price
+
+    def value(self, cell: str, measure: str) -> Value:
+        return summarise(self.by_seed(cell, measure), "")
 
     def difference(self, cell: str, base: str, measure: str) -> Value:
-        return summarise(self.rewards[cell] - self.rewards[base], "")
+        return summarise(self.by_seed(cell, measure) - self.by_seed(base, measure), "")
 
 
 def section_of(rows: list[str]) -> Section:
@@ -306,3 +333,13 @@ def test_alone__names_a_sampler_that_does_as_well() -> None:
     told: Any = Told({"all": [1.0, 1.0], "solver": [0.99, 1.02], "g2anet": [0.5, 0.6]})
     (sentence,) = alone(told, section_of(["all", "solver", "g2anet"]), "all")
     assert "solver (-0.0050 ± 0.0150)" in sentence and "g2anet" not in sentence
+
+
+def test_gains__compare_the_reward_and_what_is_left_of_it() -> None:
+    rows = ["master_slave", "bold", "shy", "oracle"]
+    rewards = {"master_slave": [0.8, 0.82], "bold": [0.9, 0.91], "shy": [0.7, 0.7]}
+    told: Any = Told(rewards | {"oracle": [1.0, 1.0]}, {"bold": 0.5})
+    (sentence,) = gains(told, section_of(rows))
+    first, second = sentence.split(". In r - lam c ")
+    assert "is not shown to be ahead" in first and "bold: -10.5 %" in first
+    assert "it is ahead of the best other, shy (+0.1100 ± 0.0100)." in second

@@ -17,6 +17,7 @@ import pytest
 
 from experiments import report, reproduce, units
 from experiments.files import CURVES, read_curves
+from experiments.report_markdown import BEGIN, END
 from experiments.workers import Outcome
 from tests import tiny_reproduce
 
@@ -159,6 +160,8 @@ def _parent_of_a_unit(out: Path) -> int | None:
         (["--budget=large"], ["budget"]),
         (["--data=nowhere"], ["has none of", "experiments.prepare"]),
         (["--out=/dev/null/x"], ["/dev/null/x"]),
+        (["--tables=nowhere.md"], ["nowhere.md"]),
+        ([f"--tables={__file__}"], ["--tables", "go between them"]),
     ],
 )
 def test_reproduce__bad_flags_get_a_sentence_and_exit_2(
@@ -182,7 +185,11 @@ def test_reproduce__the_report_of_nothing_is_all_dashes(
     (tmp_path / report.CSV).mkdir()
     for name in (".data.json.half", f"{report.CSV}/.reward.csv.half"):
         (tmp_path / name).write_text("left by a killed process")
-    assert reproduce.main(["--only=report", f"--out={tmp_path}"]) == 0
+    copy = tmp_path / "copy.md"
+    copy.write_text(f"{BEGIN}\n{END}\n")
+    flags = ["--only=report", f"--out={tmp_path}", f"--tables={copy}"]
+    assert reproduce.main(flags) == 0
+    assert "Reward of every policy" in copy.read_text()
     assert not list(tmp_path.rglob(".*"))
     data = json.loads((tmp_path / report.DATA).read_text())
     tables = [table for part in data["parts"] for table in part["tables"]]

@@ -28,6 +28,7 @@ from msb_jax.spaces import (
     paths,
     space_of,
 )
+from msb_jax.spaces.base import invite
 from msb_jax.types import Quadratic
 
 # Two ways of three edges, one of two and one of one, from 0 to 4.
@@ -248,7 +249,7 @@ def test_crowded_lists__stay_lists() -> None:
 def test_shortlist_of_lists__has_every_place_of_its_items() -> None:
     lists = ordered.placement_problem(_items(0))
     worth = jnp.zeros((21,)).at[7 + 2].set(3.0).at[5].set(2.0)  # items 2 and 5
-    arms = np.asarray(ordered.shortlist(lists, worth, 6))
+    arms = np.asarray(ordered.shortlist(jax.random.key(0), lists, worth, 6))
     np.testing.assert_array_equal(arms, np.sort(arms))
     by_place = arms.reshape(3, -1)
     np.testing.assert_array_equal(by_place % 7, np.tile(by_place[0] % 7, (3, 1)))
@@ -257,3 +258,23 @@ def test_shortlist_of_lists__has_every_place_of_its_items() -> None:
     np.testing.assert_array_equal(
         part.structure, np.asarray(lists.structure)[np.ix_(arms, arms)]
     )
+
+
+def test_invite__the_wanted_the_random_and_the_best() -> None:
+    worth = jnp.arange(40.0).at[3].set(jnp.inf).at[7].set(jnp.inf)
+    keys = jax.random.split(jax.random.key(0), 400)
+    chosen = np.asarray(jax.vmap(invite, (0, None, None))(keys, worth, 12))
+    np.testing.assert_array_equal(chosen, np.sort(chosen, axis=1))
+    assert all(len(set(row)) == 12 for row in chosen.tolist())
+    share = np.bincount(chosen.ravel(), minlength=40) / len(chosen)
+    assert share[3] == share[7] == 1.0
+    # Three guests of 38 arms; of the others at least the seven best are there.
+    assert (share[33:] == 1.0).all()
+    others = np.delete(share[:30], [3, 7])
+    error = np.sqrt(3 / 38 / len(keys))
+    assert np.abs(others - 3 / 38).max() < 5 * error
+
+
+def test_invite__everybody_where_there_is_room() -> None:
+    chosen = invite(jax.random.key(0), jnp.zeros((5,)), 5)
+    np.testing.assert_array_equal(chosen, np.arange(5))

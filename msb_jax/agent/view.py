@@ -12,6 +12,7 @@ from msb_jax.link import latent_slope, to_latent
 from msb_jax.masters import history as hist
 from msb_jax.masters.scoring import HARD_PRICE
 from msb_jax.problem import SUBSETS, Problem, violated_pairs
+from msb_jax.rng import stream
 from msb_jax.samplers.base import View, promising
 from msb_jax.solvers.local_search import penalise
 from msb_jax.spaces import forbidden_pairs, space_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Bonus of an arm in a search, in deviations of what it adds. It only has to make
 # searches differ; the sets that they find are scored by the whole bound.
 REACH = 0.2
+_ELITE = 1e20  # worth of an arm of a good set: above that of any other
 
 
 class Recent(NamedTuple):
@@ -66,7 +68,7 @@ def make_view(
     """Gather what the samplers may look at.
 
     Args:
-        key: of the posterior draws.
+        key: of the posterior draws, and of the arms looked at by chance.
         master: the master.
         learned: its state.
         config: settings of the agent.
@@ -86,8 +88,8 @@ def make_view(
     soft_price = soft_price * latent_slope(link, values[0])
     space = space_of(problem)
     size = min(problem.num_arms, max(config.max_arms, 2 * problem.k))
-    worth = marginals.at[elites].set(jnp.inf)
-    arms = space.shortlist(problem, worth, size)
+    worth = marginals.at[elites].set(_ELITE).at[elites[0]].set(jnp.inf)
+    arms = space.shortlist(stream(key, "arms"), problem, worth, size)
     model = master.quadratic(learned, arms)
     # The arms of the best set are among `arms`, so that their places exist.
     best = jnp.searchsorted(arms, jnp.sort(elites[0])).astype(jnp.int32)

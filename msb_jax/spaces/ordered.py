@@ -27,7 +27,7 @@ from msb_jax.problem import repair as repair_set
 from msb_jax.solvers import local_search
 from msb_jax.solvers.bound_search import Terrain
 from msb_jax.spaces import subsets
-from msb_jax.spaces.base import Scene, Space
+from msb_jax.spaces.base import Scene, Space, invite
 from msb_jax.types import Key, Quadratic
 
 
@@ -153,12 +153,15 @@ def best_neighbours(
     return tried[jax.lax.top_k(values, n)[1]]
 
 
-def shortlist(problem: Problem, worth: jax.Array, size: int) -> jax.Array:
-    """All placements of the items of most worth, so that they may change places."""
+def shortlist(key: Key, problem: Problem, worth: jax.Array, size: int) -> jax.Array:
+    """All placements of the items of most worth, and of some by chance.
+
+    So that items may change places.
+    """
     k, num_items = problem.k, problem.num_arms // problem.k
     best = jnp.max(worth.reshape(k, num_items), axis=0)
     number = min(num_items, max(size // k, 2 * k))
-    items = jnp.sort(jax.lax.top_k(best, number)[1]).astype(jnp.int32)
+    items = invite(key, best, number)
     first = num_items * jnp.arange(k, dtype=jnp.int32)
     return (first[:, None] + items[None, :]).reshape(-1)
 

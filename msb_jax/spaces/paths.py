@@ -273,9 +273,9 @@ def _count_paths(
     return counts, longest
 
 
-def _everything(problem: Problem, worth: jax.Array, size: int) -> jax.Array:
+def _everything(key: Key, problem: Problem, worth: jax.Array, size: int) -> jax.Array:
     """All arms: a path may need any edge."""
-    del worth, size
+    del key, worth, size
     return jnp.arange(problem.num_arms, dtype=jnp.int32)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from msb_jax.problem import Problem, random_feasible_sets, repair
 from msb_jax.solvers import bound_search, local_search
 from msb_jax.solvers.bound_search import Terrain
-from msb_jax.spaces.base import Scene, Space
+from msb_jax.spaces.base import Scene, Space, invite
 from msb_jax.types import Key, Quadratic
 
 
@@ -44,10 +44,10 @@ def best_neighbours(
     return jnp.concatenate([single, jnp.tile(action, (n - single.shape[0], 1))])
 
 
-def shortlist(problem: Problem, worth: jax.Array, size: int) -> jax.Array:
-    """The arms of most worth: int32[size], sorted."""
+def shortlist(key: Key, problem: Problem, worth: jax.Array, size: int) -> jax.Array:
+    """The arms of most worth, and some by chance: int32[size], sorted."""
     del problem
-    return jnp.sort(jax.lax.top_k(worth, size)[1]).astype(jnp.int32)
+    return invite(key, worth, size)
 
 
 def restrict(problem: Problem, arms: jax.Array) -> Problem:
