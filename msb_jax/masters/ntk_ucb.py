@@ -54,6 +54,7 @@ from msb_jax.masters.kernel import Expansion, Kernel, combine
 from msb_jax.masters.list_kernel import list_kernel
 from msb_jax.masters.scoring import total_score
 from msb_jax.masters.set_kernel import set_kernel
+from msb_jax.masters.triangular import invert_lower, lift, lower_product
 from msb_jax.problem import ORDERED, Problem, violated_pairs, violation_rate
 from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
@@ -170,11 +171,15 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         del key
         return state._replace(history=hist.append(state.history, action, reward))
 
+    def whiten(state: NtkUcbState, columns: jax.Array) -> jax.Array:
+        """Apply root to columns [C, N] that are 0 beyond the rows of the history."""
+        return lower_product(state.root, columns, state.history.absorbed)
+
     def cross(state: NtkUcbState, actions: jax.Array) -> jax.Array:
         """Whitened kernel columns, root k(history, actions): [C, N]."""
         is_row = hist.valid_rows(state.history, state.history.absorbed)
         values = kernel(state, state.history.actions, actions)
-        return state.root @ (values * is_row[:, None])
+        return whiten(state, values * is_row[:, None])
 
     def absorb(state: NtkUcbState) -> NtkUcbState:
         """Append the next `block` pending rows to the root (missing ones: I).
@@ -252,7 +257,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         state = jax.lax.cond(is_sound, lambda s: s, with_more_noise, state)
         rewards = standardised(state, history.rewards)
         targets = jnp.stack([rewards * is_row, is_row], axis=1)
-        return state._replace(whitened=state.root @ targets)
+        return state._replace(whitened=whiten(state, targets))
 
     def forgetful(state: NtkUcbState, *, fit: bool) -> NtkUcbState:
         """Weigh the last rounds by their age, and start from these alone."""
@@ -425,7 +430,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         values += noise[None, :] * jax.random.normal(noise_key, (n, capacity))
         is_row = hist.valid_rows(state.history, state.history.absorbed)
         residual, constant, deviation = target(state)
-        inner, level = solution(state, state.root @ (values * is_row[None, :]).T)
+        inner, level = solution(state, whiten(state, (values * is_row[None, :]).T))
         alpha = unwhiten(state, residual[None, :] - inner.T)  # [n, C]
         pull = jax.vmap(combine, (None, 0))(model, alpha * is_row[None, :])
         return Quadratic(
@@ -467,25 +472,3 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         grow=grow,
         memory=memory if is_discounted else None,
     )
-
-
-def lift(matrix: jax.Array, least: jax.Array) -> jax.Array:
-    """Raise the eigenvalues of a small symmetric matrix to `least`.
-
-    A Schur complement is at least the noise; rounding may say otherwise.
-    """
-    values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
-    return (vectors * jnp.maximum(values, least)[None, :]) @ vectors.T
-
-
-def invert_lower(factor: jax.Array) -> jax.Array:
-    """Invert a lower triangular matrix by halves, so that most of it is products."""
-    size = factor.shape[0]
-    if size <= 256:
-        return solve_triangular(factor, jnp.eye(size), lower=True)
-    half = -(-size // 512) * 256  # a multiple of the smallest block
-    first = invert_lower(factor[:half, :half])
-    last = invert_lower(factor[half:, half:])
-    below = -last @ (factor[half:, :half] @ first)
-    upper = jnp.zeros((half, size - half), factor.dtype)
-    return jnp.block([[first, upper], [below, last]])

@@ -196,8 +196,8 @@ def ddpg(
         violations: jax.Array,
         lam2: jax.Array,
     ) -> jax.Array:
-        states = jnp.tile(state[None, :], (actions.shape[0], 1))
-        known = judge_all(learner.critic, states, to_multi_hot(actions, num_arms))
+        vectors = to_multi_hot(actions, num_arms)
+        known = jax.vmap(judge, (None, None, 0))(learner.critic, state, vectors)
         return composite(known, violations, lam2)
 
     def learn(

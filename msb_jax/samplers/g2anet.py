@@ -68,7 +68,7 @@ class G2ANetConfig:
 
     hard: str = "mlp"  # hard attention; or "lstm" (the paper's, slow), or "none"
     hidden: int = 8  # size of the encodings
-    max_arms: int = 320  # arms the network looks at
+    max_arms: int = 160  # arms the network looks at
     num_steps: int = 6  # REINFORCE steps a refresh
     batch: int = 48  # sets a step
     learning_rate: float = 0.02
