@@ -275,6 +275,7 @@ def master_slave(
                 view,
                 actions,
                 proposals.is_refined,
+                num_rows=learned.history.rewards.shape[0],
             )
             actions = jnp.sort(actions, axis=1)
         pool = Pool(

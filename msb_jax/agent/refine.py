@@ -23,6 +23,9 @@ from msb_jax.types import Key
 NUM_STARTS = 12  # candidates that a search starts from
 NUM_STEPS = 4  # exchanges of each
 NUM_SWAPS = 16  # scored for each of these
+# Rows of history up to which there are as many. A score costs the square of the rows,
+# and whoever knows so many sets has less to gain from one more look.
+MANY_ROWS = 2048
 
 
 def refine(
@@ -31,6 +34,7 @@ def refine(
     view: View,
     actions: jax.Array,
     is_own: jax.Array,
+    num_rows: int = 0,
 ) -> jax.Array:
     """Replace the worse half of some candidates by better ones: int32[N, K].
 
@@ -40,6 +44,7 @@ def refine(
         view: the model, which chooses the exchanges worth a look.
         actions: int32[N, K], all candidates.
         is_own: bool[N], those that may be replaced.
+        num_rows: of the history that a score looks at.
     """
     size = actions.shape[0]
     totals = jnp.where(is_own, score(actions), -jnp.inf)
@@ -53,7 +58,7 @@ def refine(
         terrain,
         to_local(view, starts, all_places(view)),
         num_steps=NUM_STEPS,
-        num_swaps=NUM_SWAPS,
+        num_swaps=max(1, NUM_SWAPS * MANY_ROWS // max(num_rows, MANY_ROWS)),
         neighbours=lambda key, terrain, action, n: near(key, scene, terrain, action, n),
     )
     sets = view.arms[sets]
