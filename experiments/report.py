@@ -72,9 +72,6 @@ def write_report(
         whole, title=TITLE, lead=lead, failures=failures, figures=FIGURES
     )
     files.write_text(root / TEXT, text)
-    if tables is not None:
-        copy = insert(tables.read_text(), make_tables(whole, lead=lead))
-        files.write_text(tables, copy or "")
     page = make_page(
         whole,
         lead=[*lead, f"Made by: {command}"],
@@ -82,6 +79,12 @@ def write_report(
         provenance=provenance,
     )
     files.write_text(root / PAGE, page)
+    if tables is not None:
+        text = make_tables(whole, lead=lead)
+        copy = insert(tables.read_text(encoding="utf-8"), text)
+        if copy is None:  # changed since the flags were checked
+            raise OSError(f"{tables} has lost the lines that the tables go between")
+        files.write_text(tables, copy)
     return root / PAGE
 
 

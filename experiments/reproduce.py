@@ -120,7 +120,7 @@ def _page(name: str | None) -> Path | None:
     if name is None:
         return None
     path = Path(name)
-    if insert(path.read_text(), "") is None:
+    if insert(path.read_text(encoding="utf-8"), "") is None:
         raise UsageError(
             f"--tables={name} needs a line {BEGIN} and one {END} below it; the tables "
             "go between them."

@@ -203,6 +203,18 @@ def test_reproduce__the_report_of_nothing_is_all_dashes(
     assert "paper 0.1364" in page and "0 of " in page
 
 
+def test_reproduce__a_page_that_loses_its_markers_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "plot_figure", lambda folder, figure: None)
+    copy = tmp_path / "copy.md"
+    monkeypatch.setattr(reproduce, "_page", lambda name: copy)
+    copy.write_text("mine\n")
+    assert reproduce.main(["--only=report", f"--out={tmp_path}"]) == 2
+    assert "has lost the lines" in capsys.readouterr().err
+    assert copy.read_text() == "mine\n" and (tmp_path / report.PAGE).exists()
+
+
 def test_reproduce__counts_and_keeps_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,9 +96,11 @@ def proposer(
         example, worth = demonstration(shared, view)
         return Survey(shared, scores, example, has_converged(shared, worth))
 
-    def train(sampler: Sampler, size: int) -> Callable[..., tuple[State, jax.Array]]:
+    def train(
+        sampler: Sampler, *, is_first: bool
+    ) -> Callable[..., tuple[State, jax.Array]]:
         """One run of one sampler; what is named here becomes part of its program."""
-        imitate = sampler.imitate
+        imitate, size = sampler.imitate, num_first if is_first else second_share
 
         def run(
             key: Key,
@@ -127,7 +129,7 @@ def proposer(
             )
             if imitate is not None:
                 made = elites_first(made, value_of(context.view, made))
-            elif not sampler.is_second_stage:
+            elif is_first:
                 made = copies_last(made)
             return state, made
 
@@ -152,7 +154,7 @@ def proposer(
     run_survey, run_collect = map_seeds(survey), map_seeds(collect)
     run_finish = map_seeds(finish)
     run_train = [
-        map_seeds(train(s, second_share if i in second else num_first), in_turn=True)
+        map_seeds(train(s, is_first=i in first), in_turn=True)
         for i, s in enumerate(samplers)
     ]
 
