@@ -226,7 +226,7 @@ def _run_all(
 ) -> None:
     """Run what is not finished, and write the files after every policy."""
     done = files.read_curves(folder / files.CURVES)
-    is_written = (folder / files.SUMMARY).exists()
+    is_written = False  # what is there may be of another version
     for number, (name, policy) in enumerate(policies.items(), 1):
         if name in done and done[name].num_rounds == config.rounds:
             continue

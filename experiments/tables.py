@@ -88,20 +88,21 @@ def paired_table(
     own = policies[reference]["by_seed"]
     measure = next(iter(own))
     header = ["policy", measure.replace("_", " ") + f" less {reference}'s"]
-    header += [f"seeds that {reference} wins", f"pairs less {reference}'s"]
+    header += [f"seeds that {reference} wins", "r - lam c less its", "pairs less its"]
     rows = []
     for name, p in policies.items():
         if name == reference:
             continue
-        gain, pairs = (
+        gain, net, pairs = (
             np.subtract(p["by_seed"][key], own[key])
-            for key in (measure, "violated_pairs")
+            for key in (measure, "composite_mean", "violated_pairs")
         )
         rows.append(
             [
                 name,
                 f"{gain.mean():+.4f} ± {standard_error(gain):.4f}",
                 f"{(gain < 0).sum()} of {gain.size}",
+                f"{net.mean():+.4f} ± {standard_error(net):.4f}",
                 f"{pairs.mean():+.2f} ± {standard_error(pairs):.2f}",
             ]
         )

@@ -49,7 +49,8 @@ def summarise(
         `gt_fraction_sem` (standard error over seeds, 0 for one seed),
         `gt_fraction_all` (all rounds), `gt_fraction_last` (last tenth);
         `by_seed` {name: one number a seed}, of the gt fraction (of the reward where
-        there is no ground truth) and the violated pairs after warm-up;
+        there is no ground truth) and the violated pairs after warm-up, and of
+        `composite_mean`;
         `reward_mean`, `violation_rate` (n / M), `violated_pairs` (n),
         `feasible_share` (n = 0) after warm-up, the first three also as `_all` over
         all rounds; `composite_mean` over all rounds; `seconds_per_round`,
@@ -64,6 +65,7 @@ def summarise(
     pairs = curves.violations.astype(np.float64)  # [B, T]
     edges = np.broadcast_to(np.asarray(num_conflicts, np.float64), (num_seeds,))
     rate = pairs / np.maximum(edges, 1.0)[:, None]  # [B, T]
+    composite = reward - lam * rate  # [B, T]
 
     summary: dict[str, Any] = {}
     by_seed = reward[:, skip:].mean(axis=1)  # [B]
@@ -87,6 +89,7 @@ def summarise(
         "by_seed": {
             measure: by_seed.tolist(),
             "violated_pairs": pairs[:, skip:].mean(axis=1).tolist(),
+            "composite_mean": composite.mean(axis=1).tolist(),
         },
         "reward_mean": float(reward[:, skip:].mean()),
         "reward_mean_all": float(reward.mean()),
@@ -96,7 +99,7 @@ def summarise(
             for name, value in references.items()
             if value > 0
         },
-        "composite_mean": float((reward - lam * rate).mean()),
+        "composite_mean": float(composite.mean()),
         "violation_rate": float(rate[:, skip:].mean()),
         "violation_rate_all": float(rate.mean()),
         "violated_pairs": float(pairs[:, skip:].mean()),

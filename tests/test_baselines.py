@@ -264,6 +264,7 @@ def test_lin_ts__fit_maximises_the_marginal_likelihood() -> None:
             float(gap @ gap),
             60,
             (noise_var, prior_var),
+            1e-9,
         )
     basis = np.linalg.svd(np.ones((1, 60)))[2][1:]  # [n - 1, n], orthogonal to 1
 

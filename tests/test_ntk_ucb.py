@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0, nu=0.0
 MASTER = ntk_ucb(CONFIG)
 ABSORB_BLOCK = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
+UPDATE = jax.jit(MASTER.update)
 BELIEF = jax.jit(MASTER.belief)
 SETS = set_kernel.set_kernel(2)
 
@@ -209,9 +212,12 @@ def test_score__is_optimistic_and_prices_violations() -> None:
     score = jax.jit(MASTER.score)(state, sets)
     belief = BELIEF(state, sets)
     np.testing.assert_allclose(score.mean, belief.mean, rtol=1e-5)
-    np.testing.assert_allclose(
-        score.bonus, 2.0 * np.sqrt(np.diagonal(belief.cov)), rtol=1e-3
-    )
+    variance = np.diagonal(belief.cov)
+    bonus = 2.0 * variance / np.sqrt(variance + belief.noise)
+    np.testing.assert_allclose(score.bonus, bonus, rtol=1e-3)
+    plain = dataclasses.replace(CONFIG, plays=math.inf)
+    score_plain = jax.jit(ntk_ucb(plain).score)(state, sets)
+    np.testing.assert_allclose(score_plain.bonus, 2.0 * np.sqrt(variance), rtol=1e-3)
     np.testing.assert_allclose(
         score.total, score.mean + score.bonus - 5.0 * score.violation, rtol=1e-5
     )
@@ -237,6 +243,45 @@ def test_radius__is_the_root_of_the_information_gained() -> None:
     expected = 1.0 + 0.5 * log_det**0.5
     np.testing.assert_allclose(master.radius(state), expected, rtol=1e-3)
     assert float(MASTER.radius(state)) == 2.0
+
+
+def test_radius__is_that_of_ucb1_for_the_rounds_that_count() -> None:
+    state = absorb_all(jax.random.key(2), _told(ROWS))
+    master = ntk_ucb(NtkUcbConfig(block=BLOCK))
+    assert float(master.radius(state)) == pytest.approx(math.sqrt(2 * math.log(ROWS)))
+    again = state.history._replace(plays=state.history.plays.at[0].set(5.0))
+    more = master.radius(state._replace(history=again))  # a row of five rounds
+    assert float(more) == pytest.approx(math.sqrt(2 * math.log(ROWS + 4)))
+    assert float(master.radius(MASTER.init(jax.random.key(0), _problem()))) == 0.0
+
+
+def test_score__bonus_is_for_more_rounds_the_more_were_played() -> None:
+    state = absorb_all(jax.random.key(2), _told(ROWS))
+    long = state.history._replace(plays=state.history.plays.at[0].set(5001.0 - ROWS))
+    sets = _sets(30)
+    for history, plays in ((state.history, 1.0), (long, 10.0)):
+        told = state._replace(history=history)
+        known = BELIEF(told, sets)
+        np.testing.assert_allclose(known.toll * plays, known.noise, rtol=1e-5)
+
+
+def test_refit__what_a_linear_reward_does_not_need_leaves_no_doubt() -> None:
+    """A new set of known arms is a known set."""
+    rng = np.random.default_rng(4)
+    actions = np.stack([rng.permutation(L)[:K] for _ in range(300)]).astype(np.int32)
+    rewards = 3.0 + multi_hot(actions, L) @ rng.random(L) + 0.05 * rng.normal(size=300)
+    state = MASTER.grow(MASTER.init(jax.random.key(0), _problem()), 340)
+    for action, reward in zip(actions, rewards.astype(np.float32), strict=True):
+        state = UPDATE(jax.random.key(1), state, jnp.asarray(action), reward)
+    for _ in range(4):  # every fit starts from the last
+        state = REFIT(jax.random.key(2), state)
+    weights = np.exp(np.asarray(state.scales.log_weights))
+    noise = float(np.exp(state.scales.log_noise))
+    assert weights[1:].sum() < 0.05 * noise
+    variance = np.diagonal(np.asarray(BELIEF(state, _sets(50)).cov))
+    # Ridge regression: some L / n of the noise, for a set of average arms.
+    unit = float(state.scales.deviation) ** 2 * noise
+    assert np.median(variance) < 0.25 * unit
 
 
 def test_refit__is_no_worse_than_ridge_regression_on_linear_rewards() -> None:
@@ -497,6 +542,8 @@ def test_refresh__lowers_for_gpu_and_tpu() -> None:
         ({"depth": 1}, "depth"),
         ({"radius": -1.0}, "radius"),
         ({"nu": -0.1}, "nu"),
+        ({"plays": 0.0}, "plays"),
+        ({"plays": math.nan}, "plays"),
         ({"constraints": "firm"}, "constraints"),
         ({"block": 0}, "block"),
         ({"min_noise": 0.0}, "min_noise"),

@@ -23,8 +23,8 @@ def test_refine__raises_the_bound_and_keeps_the_others(is_hard: bool) -> None:
     view = _view(problem, is_hard=is_hard)
     worth = np.random.default_rng(3).uniform(size=problem.num_arms)
     actions = random_feasible_sets(jax.random.key(0), problem, 40)
-    is_own = jnp.arange(40) < 30
-    refined = jax.jit(lambda k, a: refine(k, bound(worth), view, a, is_own))(
+    origin = (jnp.arange(40) >= 30).astype(jnp.int32)
+    refined = jax.jit(lambda k, a: refine(k, bound(worth), view, a, origin, (12, 0)))(
         jax.random.key(1), actions
     )
     before, after = (np.asarray(bound(worth)(x)) for x in (actions, refined))
@@ -39,14 +39,37 @@ def test_refine__raises_the_bound_and_keeps_the_others(is_hard: bool) -> None:
         assert not np.asarray(violated_pairs(problem, refined)).any()
 
 
+def test_refine__each_sampler_has_what_was_found_from_its_own_sets() -> None:
+    problem = _problem()
+    view = _view(problem, is_hard=False)
+    worth = np.random.default_rng(3).uniform(size=problem.num_arms)
+    actions = random_feasible_sets(jax.random.key(0), problem, 30)
+    origin = jnp.repeat(jnp.arange(3), 10)
+    run = jax.jit(lambda k, a: refine(k, bound(worth), view, a, origin, (4, 0, 4)))
+    refined = np.asarray(run(jax.random.key(1), actions))
+    np.testing.assert_array_equal(refined[10:20], actions[10:20])
+    # A walker leaves its start by a single arm at each of its four steps.
+    for part in (slice(0, 10), slice(20, 30)):
+        own = [set(row) for row in np.asarray(actions)[part].tolist()]
+        others = [set(r) for r in np.delete(actions, np.r_[part], axis=0).tolist()]
+        new = [set(r) for r in refined[part].tolist() if set(r) not in own]
+        assert len(new) == 5
+        for found in new:
+            assert min(len(found - start) for start in own) <= 4
+            assert found not in others
+
+
 def test_refine__nothing_of_its_own_changes_nothing() -> None:
     problem = _problem()
     view = _view(problem, is_hard=True)
     actions = random_feasible_sets(jax.random.key(0), problem, 12)
     worth = np.ones(problem.num_arms)
-    nobody = jnp.zeros((12,), bool)
-    same = refine(jax.random.key(1), bound(worth), view, actions, nobody)
-    np.testing.assert_array_equal(same, actions)
+    origin = jnp.zeros((12,), jnp.int32)
+    for num_starts in ((0, 12), (0,)):  # whoever may start has no candidate, or no one
+        same = refine(
+            jax.random.key(1), bound(worth), view, actions, origin, num_starts
+        )
+        np.testing.assert_array_equal(same, actions)
 
 
 def test_refine__all_arms_leaves_no_exchange() -> None:
@@ -63,5 +86,7 @@ def test_refine__all_arms_leaves_no_exchange() -> None:
         reach=base.reach[:6],
     )
     worth = np.arange(6.0)
-    refined = refine(jax.random.key(1), bound(worth), view, whole, jnp.ones((8,), bool))
+    refined = refine(
+        jax.random.key(1), bound(worth), view, whole, jnp.zeros((8,), jnp.int32), (12,)
+    )
     np.testing.assert_array_equal(np.sort(refined, axis=1), whole)

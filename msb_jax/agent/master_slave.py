@@ -15,7 +15,8 @@ Differs from the paper:
   was found before also to the one that found it (I-23);
 * the radius is widened by the errors actually seen: a model that is surprised is less
   sure than it thinks;
-* the solver's candidates are improved by a search on the bound itself (`refine`).
+* the best candidates of the solver and of the samplers that learn are improved by a
+  search on the bound itself (`refine`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from msb_jax.agent.view import Recent, make_view, no_rounds, remember
 from msb_jax.clicks import needs_clicks
 from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
-from msb_jax.masters.scoring import total_score
+from msb_jax.masters.scoring import reach, total_score
 from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, violated_pairs
 from msb_jax.rng import stream
@@ -140,7 +141,7 @@ def master_slave(
     is_hard = config.constraints == "hard"
     num_candidates = max(config.n_es * config.f_in, len(samplers))
     slack = hist.slack(config.f_in)
-    is_refined = any(sampler.is_refined for sampler in samplers)
+    num_starts = tuple(sampler.num_starts for sampler in samplers)
 
     def init(key: Key, problem: Problem) -> MasterSlaveState:
         sampler_states = tuple(s.init(stream(key, s.name), problem) for s in samplers)
@@ -169,10 +170,10 @@ def master_slave(
         if belief is None:
             score = master.score(state.master, state.pool.actions)
             return score.mean, score.bonus
-        deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
         mean = to_reward(belief.link, belief.mean)
         radius = state.radius * jnp.sqrt(jnp.maximum(state.surprise, 1.0))
-        upper = to_reward(belief.link, belief.mean + radius * deviation)
+        unknown = reach(jnp.diagonal(belief.cov), belief.toll)
+        upper = to_reward(belief.link, belief.mean + radius * unknown)
         return mean, upper - mean
 
     def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:
@@ -267,17 +268,16 @@ def master_slave(
     ) -> tuple[Pool, jax.Array]:
         """The master forms its belief over the pool, and chooses the radius."""
         problem, origin = view.problem, proposals.origin
-        actions = proposals.actions
-        if is_refined:
-            actions = refine(
-                key,
-                lambda sets: master.score(learned, sets).total,
-                view,
-                actions,
-                proposals.is_refined,
-                num_rows=learned.history.rewards.shape[0],
-            )
-            actions = jnp.sort(actions, axis=1)
+        actions = refine(
+            key,
+            lambda sets: master.score(learned, sets).total,
+            view,
+            proposals.actions,
+            origin,
+            num_starts,
+            num_rows=learned.history.rewards.shape[0],
+        )
+        actions = jnp.sort(actions, axis=1)
         pool = Pool(
             actions=actions,
             pairs=violated_pairs(problem, actions),

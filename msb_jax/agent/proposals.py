@@ -47,7 +47,6 @@ class Proposals(NamedTuple):
 
     actions: jax.Array  # [N, K] int32, arms ascending
     origin: jax.Array  # [N] int32, number of the sampler
-    is_refined: jax.Array  # [N] bool, whether the master may improve it
 
 
 Propose = Callable[
@@ -147,9 +146,8 @@ def proposer(
     ) -> Proposals:
         owners = [jnp.full((second_share,), i, jnp.int32) for i in second]
         origin = jnp.concatenate([origin, *owners])
-        is_refined = jnp.array([sampler.is_refined for sampler in samplers])[origin]
         actions = jnp.sort(jnp.concatenate([pool, *taught]), axis=1)
-        return Proposals(actions, origin, is_refined)
+        return Proposals(actions, origin)
 
     run_survey, run_collect = map_seeds(survey), map_seeds(collect)
     run_finish = map_seeds(finish)

@@ -1,14 +1,16 @@
 """The master improves candidates on its own bound.
 
 What a sampler proposes is good under the model's mean, or under a draw of it; the
-master plays by the upper confidence bound, which is neither. From the candidates of
-highest bound a short search exchanges arms, as `gp_ucb` does, and the best sets that it
-has scored take the places of the worse half.
+master plays by the upper confidence bound, which is neither. From the best candidates
+of each sampler a short search exchanges arms, as `gp_ucb` does, and the best sets that
+were found from a sampler's candidates take the places of its own worse half: whoever
+proposes where others do not look has the credit for what is found there, and sees it
+among its candidates when it learns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,6 @@ from msb_jax.solvers.local_search import hollow
 from msb_jax.spaces import space_of
 from msb_jax.types import Key
 
-NUM_STARTS = 12  # candidates that a search starts from
 NUM_STEPS = 4  # exchanges of each
 NUM_SWAPS = 16  # scored for each of these
 # Rows of history up to which there are as many. A score costs the square of the rows,
@@ -33,41 +34,68 @@ def refine(
     score: Callable[[jax.Array], jax.Array],
     view: View,
     actions: jax.Array,
-    is_own: jax.Array,
+    origin: jax.Array,
+    num_starts: Sequence[int],
     num_rows: int = 0,
 ) -> jax.Array:
-    """Replace the worse half of some candidates by better ones: int32[N, K].
+    """Replace the worse half of the samplers' candidates by better ones: int32[N, K].
 
     Args:
         key: of the exchanges tried.
         score: sets [n, K] -> upper bound less the price of conflicts [n].
         view: the model, which chooses the exchanges worth a look.
         actions: int32[N, K], all candidates.
-        is_own: bool[N], those that may be replaced.
+        origin: int32[N], the sampler of each.
+        num_starts: of each sampler; whoever has none keeps what it proposed.
         num_rows: of the history that a score looks at.
     """
     size = actions.shape[0]
-    totals = jnp.where(is_own, score(actions), -jnp.inf)
-    starts = distinct(actions, totals, min(NUM_STARTS, size))
+    values = score(actions)
+    own = {
+        sampler: jnp.where(origin == sampler, values, -jnp.inf)
+        for sampler, number in enumerate(num_starts)
+        if number > 0
+    }
+    starts = [distinct(actions, own[s], min(num_starts[s], size)) for s in own]
+    if not starts:
+        return actions
     scene = scene_of(view, all_places(view))
     terrain = Terrain(hollow(view.model), scene.forbidden, view.reach)
     near = space_of(view.problem).neighbours
-    sets, values = climb(
+    found, worth = climb(
         key,
         lambda local: score(view.arms[local]),
         terrain,
-        to_local(view, starts, all_places(view)),
+        to_local(view, jnp.concatenate(starts), all_places(view)),
         num_steps=NUM_STEPS,
         num_swaps=max(1, NUM_SWAPS * MANY_ROWS // max(num_rows, MANY_ROWS)),
         neighbours=lambda key, terrain, action, n: near(key, scene, terrain, action, n),
     )
-    sets = view.arms[sets]
-    rank = jnp.argsort(jnp.argsort(-totals))
-    kept = (jnp.sum(is_own) + 1) // 2
-    is_replaced = is_own & (rank >= kept)
+    found = view.arms[found]
+    walkers = [s for s, x in zip(own, starts, strict=True) for _ in range(len(x))]
+    owner = _owners(jnp.array(walkers, jnp.int32), worth.shape[0])
+    ranks = {s: jnp.argsort(jnp.argsort(-own[s])) for s in own}
+    kept = {s: (jnp.sum(origin == s) + 1) // 2 for s in own}
+    is_replaced = jnp.zeros((size,), bool)
+    for s in own:
+        is_replaced |= (origin == s) & (ranks[s] >= kept[s])
     # What the pool has already need not be put in again.
-    first = first_copies(jnp.concatenate([actions, sets]))[size:]
+    first = first_copies(jnp.concatenate([actions, found]))[size:]
     is_there = (first < size) & ~is_replaced[jnp.minimum(first, size - 1)]
-    better = distinct(sets, jnp.where(is_there, -jnp.inf, values), size)
-    place = jnp.clip(rank - kept, 0, size - 1)
-    return jnp.where(is_replaced[:, None], better[place], actions).astype(jnp.int32)
+    worth = jnp.where(is_there, -jnp.inf, worth)
+    for s in own:
+        better = distinct(found, jnp.where(owner == s, worth, -jnp.inf), size)
+        place = jnp.clip(ranks[s] - kept[s], 0, size - 1)
+        is_mine = is_replaced & (origin == s)
+        actions = jnp.where(is_mine[:, None], better[place], actions)
+    return actions.astype(jnp.int32)
+
+
+def _owners(walkers: jax.Array, number: int) -> jax.Array:
+    """Whose walker scored each of the sets that `climb` returns: int32[number].
+
+    It returns the starts, and then for every step the exchanges of each walker.
+    """
+    num_swaps = (number // walkers.shape[0] - 1) // NUM_STEPS
+    tried = jnp.tile(jnp.repeat(walkers, num_swaps), NUM_STEPS)
+    return jnp.concatenate([walkers, tried])

@@ -48,6 +48,7 @@ forms and other noise were not tried.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,7 +117,7 @@ def make_master(config: GpUcbConfig) -> Master:
             tangent=False,
             fit_power=False,
             radius=config.beta,
-            nu=0.0,
+            plays=math.inf,
             lam=config.lam,
             constraints=config.constraints,
             block=config.f_in,

@@ -50,6 +50,9 @@ from msb_jax.types import Key, Policy
 _REFIT = 1.1
 _REFIT_SHARE = 0.1
 _FIRST_STEPS, _LATER_STEPS = 20, 5
+# Least ridge as a share of the largest count. The centred Gram matrix is singular along
+# the constant; rounding must not make it indefinite where the fit sees no noise.
+_EXACT, _ROUNDING = 1e-11, 3e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +230,8 @@ def _sample(state: Any, normals: np.ndarray, gamma: float) -> tuple[Any, np.ndar
     told, fitted, weight = int(state.told), int(state.fitted), float(state.weight)
     counts = np.diag(state.gram).astype(np.float64)  # [L]
     gram = state.gram.astype(np.float64) - np.outer(counts, counts) / weight
+    # Discounted sums are no counts, and not exact in float32.
+    least = (_ROUNDING if gamma < 1 else _EXACT) * float(counts.max())
     mean = float(state.total) / weight  # of r - shift
     cross = state.cross.astype(np.float64) - mean * counts
     spread = float(state.squares) - weight * mean**2
@@ -238,6 +243,7 @@ def _sample(state: Any, normals: np.ndarray, gamma: float) -> tuple[Any, np.ndar
             max(spread, 1e-12),
             weight,
             (float(state.noise_var), float(state.prior_var)),
+            least,
         )
         state = state._replace(
             noise_var=np.float32(noise_var),
@@ -245,7 +251,7 @@ def _sample(state: Any, normals: np.ndarray, gamma: float) -> tuple[Any, np.ndar
             fitted=np.int32(told),
         )
     noise_var, prior_var = float(state.noise_var), float(state.prior_var)
-    root = _factor(gram, noise_var / prior_var)
+    root = _factor(gram, max(noise_var / prior_var, least))
     centre = linalg.cho_solve((root, True), cross)  # [L]
     noise = linalg.solve_triangular(root, normals.T, lower=True, trans=1).T
     return state, centre[None, :] + np.sqrt(noise_var) * noise
@@ -257,6 +263,7 @@ def _fit(
     spread: float,
     weight: float,
     start: tuple[float, float],
+    least: float,
 ) -> tuple[float, float]:
     """Maximise the marginal likelihood over the two variances.
 
@@ -270,6 +277,7 @@ def _fit(
         spread: sum of squares of the centred rewards.
         weight: n, the rounds told, each with its weight.
         start: the variances of the last fit, zeros if there was none.
+        least: ridge with which the Gram matrix can be factorised.
     """
     num_arms = cross.size
     var = spread / weight
@@ -281,7 +289,7 @@ def _fit(
     prior_var = float(np.clip(prior_var or unit / 2, 0.05 * unit, 20.0 * unit))
     for _ in range(steps):
         ratio = noise_var / prior_var
-        root = _factor(gram, ratio)
+        root = _factor(gram, max(ratio, least))
         theta = linalg.cho_solve((root, True), cross)
         inverse = linalg.solve_triangular(root, np.eye(num_arms), lower=True)
         gamma = max(num_arms - ratio * float(np.square(inverse).sum()), 1e-3)
@@ -291,8 +299,5 @@ def _fit(
     return noise_var, prior_var
 
 
-def _factor(gram: np.ndarray, ratio: float) -> np.ndarray:
-    # The centred Gram matrix is singular along the constant; rounding must not
-    # make it indefinite where the fit sees no noise.
-    ridge = max(ratio, 1e-11 * float(gram.diagonal().max()))
+def _factor(gram: np.ndarray, ridge: float) -> np.ndarray:
     return linalg.cholesky(gram + ridge * np.eye(gram.shape[0]), lower=True)

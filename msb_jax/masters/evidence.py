@@ -32,7 +32,8 @@ from msb_jax.link import (
 )
 from msb_jax.masters import history as hist
 
-# A wide Gaussian prior on the logarithms keeps unused terms from drifting away.
+# A wide Gaussian prior on the logarithms; of the weights beside the first it only keeps
+# large ones down.
 PRIOR_NOISE, PRIOR_POWER = -3.0, 1.0
 PRIOR_DEVIATION, POWER_DEVIATION = 3.0, 0.2
 LEARNING_RATE = 0.15
@@ -150,6 +151,9 @@ def negative_evidence(
     gradient = jnp.concatenate([gradient, power_slope[None]])
     spread = jnp.full(params.shape, PRIOR_DEVIATION).at[-1].set(POWER_DEVIATION)
     pull = (params - jnp.array([*prior, PRIOR_NOISE, PRIOR_POWER])) / spread
+    # A term beside the first may vanish if the rewards have no use for it: the little
+    # that a pull would leave of it is doubt that no round ever takes away.
+    pull = pull.at[1 : len(prior)].max(0.0)
     return value + 0.5 * jnp.sum(pull * pull), gradient + pull / spread
 
 

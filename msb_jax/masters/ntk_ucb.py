@@ -6,7 +6,7 @@ that is a Gaussian process whose kernel is the tangent kernel of the network; on
 of K arms this is a function of the overlap alone (`set_kernel`). Mean and confidence
 are then both exact and cost nothing that grows with L:
 
-    U(S) = m(S) + nu sqrt(v(S)),
+    U(S) = m(S) + gamma_t v(S) / sqrt(v(S) + s / n),
     m = k_S'(K + s I)^-1 r,   v = k(S, S) - k_S'(K + s I)^-1 k_S
 
 Source: paper, section "Master model"; Zhou, Li and Gu 2020; ALGORITHMS 1.1.
@@ -24,8 +24,12 @@ Differs from the paper:
   run at full speed on every kind of device;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
-* the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
-  calibrated posterior deviation instead of the theory's (I-14);
+* the radius is sqrt(2 log t), since the posterior deviation is calibrated, instead of
+  the theory's (I-14); a constant and the form of gamma_t, S + nu sqrt(log det), are
+  offered;
+* it multiplies what the next rounds could teach (`scoring.reach`), one in 500 of those
+  played, instead of all that is unknown: where noise drowns what they could teach,
+  there is no reason to explore. Whoever has played for long can afford a longer look;
 * with a `discount` every round is a row of its own, its noise divided by its weight,
   and the factor is made anew at each refresh. Confidence is that of `discount`; the
   radius (log det V) and the draws are those of the discounted likelihood.
@@ -52,7 +56,7 @@ from msb_jax.masters.evidence import (
 )
 from msb_jax.masters.kernel import Expansion, Kernel, combine
 from msb_jax.masters.list_kernel import list_kernel
-from msb_jax.masters.scoring import total_score
+from msb_jax.masters.scoring import reach, total_score
 from msb_jax.masters.set_kernel import set_kernel
 from msb_jax.masters.triangular import invert_lower, lift, lower_product
 from msb_jax.problem import ORDERED, Problem, violated_pairs, violation_rate
@@ -60,6 +64,7 @@ from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
 # Keeps divisions by what is zero before the first round finite.
 TINY = 1e-12
+PATIENCE = 1 / 500  # rounds that a bonus is for, as a share of those played
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +72,10 @@ class NtkUcbConfig:
     """Settings of the closed-form master."""
 
     depth: int = 2  # weight matrices of the network whose limit is taken
-    radius: float = 2.0  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
-    nu: float = 0.04  # 0 makes the radius a constant
+    radius: float | None = None  # a constant; None: that of UCB1, sqrt(2 log t)
+    nu: float = 0.0  # of the paper's gamma_t: nu sqrt(log det) is added
+    # Rounds that a bonus is for (`scoring.reach`); None: a share of those played.
+    plays: float | None = None
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
@@ -87,10 +94,12 @@ class NtkUcbConfig:
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth must be at least 2, got {self.depth}.")
-        if self.radius < 0 or self.nu < 0:
+        if (self.radius or 0.0) < 0 or self.nu < 0:
             raise ValueError(
                 f"radius and nu must not be negative, got {self.radius} and {self.nu}."
             )
+        if self.plays is not None and not self.plays > 0:
+            raise ValueError(f"plays must be positive, got {self.plays}.")
         if self.constraints not in ("soft", "hard"):
             raise ValueError(
                 f"constraints must be 'soft' or 'hard', got {self.constraints!r}."
@@ -145,6 +154,17 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def fresh_noise(state: NtkUcbState) -> jax.Array:
         """Noise of one round: []."""
         return row_noise(state.scales, jnp.ones(()))
+
+    def rounds(state: NtkUcbState) -> jax.Array:
+        """Rounds learned from, each with its weight: []."""
+        is_row = hist.valid_rows(state.history, state.history.absorbed)
+        return jnp.sum(state.history.plays * is_row)
+
+    def toll(state: NtkUcbState) -> jax.Array:
+        """Noise of the rounds that a bonus is for: []."""
+        if config.plays is not None:
+            return fresh_noise(state) / config.plays
+        return fresh_noise(state) / jnp.maximum(PATIENCE * rounds(state), 1.0)
 
     def standardised(state: NtkUcbState, rewards: jax.Array) -> jax.Array:
         scales = state.scales
@@ -349,21 +369,26 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             mean=constant + deviation * (v.T @ residual),
             cov=scale * cov,
             noise=scale * fresh_noise(state),
+            toll=scale * toll(state),
             link=state.scales.link,
         )
 
     def radius(state: NtkUcbState) -> jax.Array:
-        """Confidence radius gamma_t, in posterior deviations.
+        """Confidence radius gamma_t: [].
 
-        The form of the paper's gamma_t: a constant plus nu times the root of log
-        det(Z_t / lam1), twice the information the rounds so far have given. It is
-        wide where much is still to be told apart (a quadratic reward, little noise)
-        and narrow where noise drowns what could be learned.
+        With the paper's nu it also grows with the root of log det(Z_t / lam1), twice
+        the information that the rounds have given.
         """
-        pivots = -jnp.log(jnp.diagonal(state.root))
+        if config.radius is None:
+            base = jnp.sqrt(2.0 * jnp.log(jnp.maximum(rounds(state), 1.0)))
+        else:
+            base = jnp.asarray(config.radius, jnp.float32)
+        if config.nu == 0:
+            return base
         is_row = hist.valid_rows(state.history, state.history.absorbed)
+        pivots = -jnp.log(jnp.diagonal(state.root))
         log_det = jnp.sum(2.0 * pivots - jnp.log(diagonal(state, is_row)))
-        return config.radius + config.nu * jnp.sqrt(jnp.maximum(log_det, 0.0))
+        return base + config.nu * jnp.sqrt(jnp.maximum(log_det, 0.0))
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)
@@ -373,9 +398,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         known = explained(state, v)
         variance = own - jnp.sum(known * known, axis=0) + jnp.square(doubt(state, v))
         latent = constant + deviation * (v.T @ residual)
-        reach = radius(state) * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
+        unknown = radius(state) * deviation * reach(variance, toll(state))
         mean = to_reward(state.scales.link, latent)
-        bonus = to_reward(state.scales.link, latent + reach) - mean
+        bonus = to_reward(state.scales.link, latent + unknown) - mean
         rate = violation_rate(state.problem, actions)
         pairs = violated_pairs(state.problem, actions)
         total = total_score(

@@ -63,7 +63,9 @@ class Sampler(NamedTuple):
     request: Callable[[Key, State, View], Any] | None = None
     solve: Callable[[Any, Any], Any] | None = None
     is_second_stage: bool = False  # proposes after, and from, the others
-    is_refined: bool = False  # the master's search on the bound starts from its sets
+    # Of its sets, those from which the master's search starts: 12 of the solver, and 4
+    # of each learner, which together are as many.
+    num_starts: int = 0
     # Steps of cross-entropy of its real-valued output towards a set int32[K].
     imitate: Callable[[Key, State, Context, jax.Array], State] | None = None
     # Told of every round if there are clicks: (state, action, reward, clicks).

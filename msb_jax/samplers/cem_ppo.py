@@ -329,9 +329,7 @@ def cem_ppo(config: CemPpoConfig = CemPpoConfig()) -> Sampler:
         mu = imitate_set(config, state.mu, demonstration)
         return state._replace(mu=jnp.where(state.is_alone, state.mu, mu))
 
-    return Sampler(
-        name="cem_ppo", init=init, propose=propose, update=update, imitate=imitate
-    )
+    return Sampler("cem_ppo", init, propose, update, num_starts=4, imitate=imitate)
 
 
 def score_of(view: View, actions: jax.Array) -> jax.Array:

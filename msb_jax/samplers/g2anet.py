@@ -267,7 +267,7 @@ def g2anet(config: G2ANetConfig = G2ANetConfig()) -> Sampler:
         nets, _ = descend(config, loss, state.nets, opt, config.imitation_steps)
         return state._replace(nets=nets)
 
-    return Sampler("g2anet", init, propose, update, imitate=imitate)
+    return Sampler("g2anet", init, propose, update, num_starts=4, imitate=imitate)
 
 
 def look(view: View, frequency: jax.Array, max_arms: int) -> Scene:

@@ -220,7 +220,7 @@ def solver(config: SolverConfig = SolverConfig()) -> Sampler:
         update=update,
         request=request,
         solve=solve,
-        is_refined=True,
+        num_starts=12,
     )
 
 

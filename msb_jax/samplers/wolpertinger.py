@@ -266,7 +266,7 @@ def wolpertinger(config: WolpertingerConfig = WolpertingerConfig()) -> Sampler:
         teach = learner_of(context.view.problem).imitate
         return state._replace(learner=teach(state.learner, state.usage, action))
 
-    return Sampler("wolpertinger", init, propose, update, imitate=imitate)
+    return Sampler("wolpertinger", init, propose, update, num_starts=4, imitate=imitate)
 
 
 def _least_price(
