@@ -445,7 +445,7 @@ def test_master__recovers_within_200_rounds_with_a_discount_alone() -> None:
     assert stationary[:, LONG:].mean(axis=1).max() < 0.75
 
 
-SWITCH, ROUNDS, F_IN, SEEDS = 300, 460, 20, 6
+SWITCH, ROUNDS, F_IN = 300, 460, 20
 BEFORE, LATE = slice(SWITCH - 60, SWITCH), slice(SWITCH + 80, SWITCH + 160)
 
 
@@ -454,8 +454,8 @@ def _closed_form(discount: float) -> Master:
     return ntk_ucb(NtkUcbConfig(**(NTK | settings), discount=discount))
 
 
-def _play(master: Master) -> np.ndarray:
-    """Share of the best reward of the time: [SEEDS, ROUNDS].
+def _play(master: Master, num_seeds: int) -> np.ndarray:
+    """Share of the best reward of the time: [seeds, ROUNDS].
 
     At the switch the order of the arms is reversed: the best set becomes the worst.
     """
@@ -463,7 +463,7 @@ def _play(master: Master) -> np.ndarray:
     policy = master_slave(master, make_samplers(PLAIN), config)
     worth = np.sort(np.random.default_rng(3).random(L)).astype(np.float32)
     worths = jnp.asarray(np.stack([worth, worth[::-1]]))
-    keys = jax.random.split(jax.random.key(1), SEEDS)
+    keys = jax.random.split(jax.random.key(1), num_seeds)
 
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, 0, None))
@@ -478,7 +478,7 @@ def _play(master: Master) -> np.ndarray:
         return jax.lax.scan(one, state, start + jnp.arange(F_IN))
 
     fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-    state = jax.vmap(policy.init)(keys, stack_problems([_problem()] * SEEDS))
+    state = jax.vmap(policy.init)(keys, stack_problems([_problem()] * num_seeds))
     values = []
     for start in range(0, ROUNDS, F_IN):
         state = policy.refresh(fold(keys, ROUNDS + start), state)
@@ -489,7 +489,7 @@ def _play(master: Master) -> np.ndarray:
 
 @pytest.mark.slow
 def test_agent__with_a_discount_recovers_from_a_switch() -> None:
-    forgetful, stationary = _play(_closed_form(0.98)), _play(_closed_form(1.0))
+    forgetful, stationary = (_play(_closed_form(d), num_seeds=6) for d in (0.98, 1.0))
     assert stationary[:, BEFORE].mean() > 0.95
     # What it had before, but for the price of looking again and again.
     assert forgetful[:, BEFORE].mean() > 0.9
@@ -499,9 +499,9 @@ def test_agent__with_a_discount_recovers_from_a_switch() -> None:
 
 @pytest.mark.slow
 def test_agent__that_tracks_recovers_from_a_switch() -> None:
-    shares = _play(kalman_ucb(KalmanUcbConfig(block=F_IN)))
+    shares = _play(kalman_ucb(KalmanUcbConfig(block=F_IN)), num_seeds=3)
     assert shares[:, BEFORE].mean() > 0.85
-    assert shares[:, LATE].mean() > 0.85
+    assert shares[:, SWITCH + 60 : SWITCH + 120].mean() > 0.85
 
 
 @pytest.mark.parametrize("make", [NtkUcbConfig, NeuralUcbConfig])
