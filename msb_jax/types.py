@@ -37,7 +37,7 @@ class Score(NamedTuple):
     """The master's judgement of N actions, in units of the reward."""
 
     mean: jax.Array  # [N]
-    bonus: jax.Array  # [N] radius times what is unknown (`scoring.reach`)
+    bonus: jax.Array  # [N] radius times posterior deviation
     violation: jax.Array  # [N] c(A) = conflicting pairs / M
     total: jax.Array  # [N] what is maximised
 
@@ -48,7 +48,6 @@ class Belief(NamedTuple):
     mean: jax.Array  # [N]
     cov: jax.Array  # [N, N]
     noise: jax.Array  # [] variance of one observation
-    toll: jax.Array  # [] noise that a bonus is weighed against (`scoring.reach`)
     link: Link  # latent value <-> reward
 
 
@@ -99,7 +98,7 @@ class Master(NamedTuple):
     score: Callable[[State, jax.Array], Score]  # actions [N, K]
     fitted: Callable[[State], jax.Array]  # [C] expected reward at absorbed rows
     link: Callable[[State], Link]
-    radius: Callable[[State], jax.Array]  # [] multiplies `scoring.reach`
+    radius: Callable[[State], jax.Array]  # [] multiplies the posterior deviation
     marginals: Callable[[State], jax.Array]  # [L] first-order extractor b
     quadratic: Callable[[State, jax.Array], Quadratic]  # extractor (Q, d) on arms [A]
     draws: Callable[[Key, State, jax.Array, int], Quadratic]  # n draws of it

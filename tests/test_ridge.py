@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from msb_jax.masters import ridge as linear
-from msb_jax.masters.scoring import reach, total_score
+from msb_jax.masters.scoring import total_score
 from tests.reference import multi_hot
 
 L, K, ROWS, CAPACITY = 8, 3, 30, 40
@@ -94,25 +94,6 @@ def test_gate__opens_for_what_comes_true_and_closes_for_what_does_not():
     same = compare(gate, forecasts[0], forecasts[0], jnp.asarray(0))
     assert float(same.agreement) == float(gate.agreement)
     assert float(same.energy) == float(gate.energy)
-
-
-@pytest.mark.parametrize("plays", [1, 5])
-def test_reach__is_how_far_rounds_move_the_posterior_mean(plays: int):
-    rng = np.random.default_rng(0)
-    number, variance, noise = 20000, 0.7, 2.0
-    worth = np.sqrt(variance) * rng.normal(size=number)
-    told = worth + np.sqrt(noise / plays) * rng.normal(size=number)
-    moved = variance / (variance + noise / plays) * told  # prior mean 0
-    expected = float(reach(jnp.asarray(variance), jnp.asarray(noise / plays)))
-    # The standard error of a sample deviation is sigma / sqrt(2n).
-    assert abs(moved.std() / expected - 1) * np.sqrt(2 * number) < 5
-
-
-def test_reach__without_noise_is_the_deviation_and_never_below_zero():
-    variance = jnp.asarray([-1e-6, 0.0, 0.25, 4.0])
-    np.testing.assert_allclose(reach(variance, jnp.zeros(())), [0.0, 0.0, 0.5, 2.0])
-    with_noise = np.asarray(reach(variance, jnp.asarray(100.0)))
-    assert (with_noise <= np.array([0.0, 0.0, 0.5, 2.0])).all()
 
 
 def test_total_score__soft_subtracts_the_priced_rate():

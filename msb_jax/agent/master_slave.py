@@ -46,7 +46,7 @@ from msb_jax.agent.view import Recent, make_view, no_rounds, remember
 from msb_jax.clicks import needs_clicks
 from msb_jax.link import to_reward
 from msb_jax.masters import history as hist
-from msb_jax.masters.scoring import reach, total_score
+from msb_jax.masters.scoring import total_score
 from msb_jax.parallel import map_seeds, one_or_many
 from msb_jax.problem import Problem, violated_pairs
 from msb_jax.rng import stream
@@ -170,10 +170,10 @@ def master_slave(
         if belief is None:
             score = master.score(state.master, state.pool.actions)
             return score.mean, score.bonus
+        deviation = jnp.sqrt(jnp.maximum(jnp.diagonal(belief.cov), 0.0))
         mean = to_reward(belief.link, belief.mean)
         radius = state.radius * jnp.sqrt(jnp.maximum(state.surprise, 1.0))
-        unknown = reach(jnp.diagonal(belief.cov), belief.toll)
-        upper = to_reward(belief.link, belief.mean + radius * unknown)
+        upper = to_reward(belief.link, belief.mean + radius * deviation)
         return mean, upper - mean
 
     def ask(key: Key, state: MasterSlaveState) -> tuple[MasterSlaveState, jax.Array]:

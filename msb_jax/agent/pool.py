@@ -32,7 +32,6 @@ def empty_pool(size: int, k: int, *, is_live: bool = False) -> Pool:
         mean=jnp.zeros((size,)),
         cov=jnp.zeros((size, size)),
         noise=jnp.ones(()),
-        toll=jnp.zeros(()),
         link=identity_link(),
     )
     return Pool(

@@ -48,7 +48,6 @@ forms and other noise were not tried.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,7 +116,7 @@ def make_master(config: GpUcbConfig) -> Master:
             tangent=False,
             fit_power=False,
             radius=config.beta,
-            plays=math.inf,
+            nu=0.0,
             lam=config.lam,
             constraints=config.constraints,
             block=config.f_in,

@@ -211,7 +211,6 @@ def kalman_ucb(config: KalmanUcbConfig = KalmanUcbConfig()) -> Master:
             mean=rows @ whole,
             cov=rows @ joint @ rows.T,
             noise=noise_of(state),
-            toll=jnp.zeros(()),
             link=identity_link(),
         )
 

@@ -361,7 +361,6 @@ def neural_ucb(config: NeuralUcbConfig = DEFAULT) -> Master:
             mean=mean(state, actions),
             cov=unit * cov,
             noise=unit,
-            toll=jnp.zeros(()),
             link=link(state),
         )
 

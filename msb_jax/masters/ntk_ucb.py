@@ -6,7 +6,7 @@ that is a Gaussian process whose kernel is the tangent kernel of the network; on
 of K arms this is a function of the overlap alone (`set_kernel`). Mean and confidence
 are then both exact and cost nothing that grows with L:
 
-    U(S) = m(S) + gamma_t v(S) / sqrt(v(S) + s / n),
+    U(S) = m(S) + nu sqrt(v(S)),
     m = k_S'(K + s I)^-1 r,   v = k(S, S) - k_S'(K + s I)^-1 k_S
 
 Source: paper, section "Master model"; Zhou, Li and Gu 2020; ALGORITHMS 1.1.
@@ -24,12 +24,9 @@ Differs from the paper:
   run at full speed on every kind of device;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
-* the radius is sqrt(2 log t), since the posterior deviation is calibrated, instead of
-  the theory's (I-14); a constant and the form of gamma_t, S + nu sqrt(log det), are
-  offered;
-* it multiplies what the next rounds could teach (`scoring.reach`), one in 500 of those
-  played, instead of all that is unknown: where noise drowns what they could teach,
-  there is no reason to explore. Whoever has played for long can afford a longer look;
+* the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
+  calibrated posterior deviation instead of the theory's (I-14), and with what the last
+  rounds told, times their number, for log det: the theory's never narrows;
 * with a `discount` every round is a row of its own, its noise divided by its weight,
   and the factor is made anew at each refresh. Confidence is that of `discount`; the
   radius (log det V) and the draws are those of the discounted likelihood.
@@ -56,7 +53,7 @@ from msb_jax.masters.evidence import (
 )
 from msb_jax.masters.kernel import Expansion, Kernel, combine
 from msb_jax.masters.list_kernel import list_kernel
-from msb_jax.masters.scoring import reach, total_score
+from msb_jax.masters.scoring import total_score
 from msb_jax.masters.set_kernel import set_kernel
 from msb_jax.masters.triangular import invert_lower, lift, lower_product
 from msb_jax.problem import ORDERED, Problem, violated_pairs, violation_rate
@@ -64,7 +61,8 @@ from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
 # Keeps divisions by what is zero before the first round finite.
 TINY = 1e-12
-PATIENCE = 1 / 500  # rounds that a bonus is for, as a share of those played
+# Pace of the running mean of what a round tells: the last fifty count.
+GAIN_RATE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +70,8 @@ class NtkUcbConfig:
     """Settings of the closed-form master."""
 
     depth: int = 2  # weight matrices of the network whose limit is taken
-    radius: float | None = None  # a constant; None: that of UCB1, sqrt(2 log t)
-    nu: float = 0.0  # of the paper's gamma_t: nu sqrt(log det) is added
-    # Rounds that a bonus is for (`scoring.reach`); None: a share of those played.
-    plays: float | None = None
+    radius: float = 2.0  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
+    nu: float = 0.05  # 0 makes the radius a constant
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
@@ -94,12 +90,10 @@ class NtkUcbConfig:
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth must be at least 2, got {self.depth}.")
-        if (self.radius or 0.0) < 0 or self.nu < 0:
+        if self.radius < 0 or self.nu < 0:
             raise ValueError(
                 f"radius and nu must not be negative, got {self.radius} and {self.nu}."
             )
-        if self.plays is not None and not self.plays > 0:
-            raise ValueError(f"plays must be positive, got {self.plays}.")
         if self.constraints not in ("soft", "hard"):
             raise ValueError(
                 f"constraints must be 'soft' or 'hard', got {self.constraints!r}."
@@ -128,6 +122,7 @@ class NtkUcbState(NamedTuple):
     whitened: jax.Array  # [C, 2] root times (standardised latent rewards, ones)
     scales: Scales
     fitted_at: jax.Array  # [] int32, rounds told at the last fit of the weights
+    gain: jax.Array  # [] what a round told lately, in nats: log(1 + v / s)
     tracker: Any = ()  # what chooses the discount, if it is "auto"
 
 
@@ -155,17 +150,6 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         """Noise of one round: []."""
         return row_noise(state.scales, jnp.ones(()))
 
-    def rounds(state: NtkUcbState) -> jax.Array:
-        """Rounds learned from, each with its weight: []."""
-        is_row = hist.valid_rows(state.history, state.history.absorbed)
-        return jnp.sum(state.history.plays * is_row)
-
-    def toll(state: NtkUcbState) -> jax.Array:
-        """Noise of the rounds that a bonus is for: []."""
-        if config.plays is not None:
-            return fresh_noise(state) / config.plays
-        return fresh_noise(state) / jnp.maximum(PATIENCE * rounds(state), 1.0)
-
     def standardised(state: NtkUcbState, rewards: jax.Array) -> jax.Array:
         scales = state.scales
         return (to_latent(scales.link, rewards) - scales.center) / scales.deviation
@@ -182,6 +166,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             whitened=jnp.zeros((capacity, 2)),
             scales=start_scales(kernel_of(problem).start),
             fitted_at=jnp.zeros((), jnp.int32),
+            gain=jnp.zeros(()),
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
 
@@ -231,7 +216,19 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
                 state.whitened, fresh * is_new[:, None], (start, 0)
             ),
             history=history._replace(absorbed=jnp.minimum(start + size, history.count)),
+            gain=renew(state.gain, jnp.diagonal(corner), noise, is_new),
         )
+
+    def renew(
+        gain: jax.Array, pivots: jax.Array, noise: jax.Array, is_new: jax.Array
+    ) -> jax.Array:
+        """Take what some rounds told into the running mean: []."""
+        number = jnp.sum(is_new)
+        told = jnp.sum(is_new * (2.0 * jnp.log(pivots) - jnp.log(noise)))
+        mean = told / jnp.maximum(number, 1.0)
+        share = 1.0 - jnp.power(1.0 - GAIN_RATE, number)
+        # Pivots that float32 lost are found again by the next fit.
+        return jnp.where(jnp.isfinite(mean), gain + share * (mean - gain), gain)
 
     def refit(state: NtkUcbState) -> NtkUcbState:
         """Merge the rounds, choose the weights by likelihood and factorise afresh."""
@@ -300,7 +297,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         del key
         if is_discounted:
             return forgetful(state, fit=fit)
-        return refit(state) if fit else absorb(state)
+        state = absorb(state)  # of which a fit needs `gain` alone
+        return refit(state) if fit else state
 
     def due(state: NtkUcbState) -> bool:
         """Ask for a fit on a geometric schedule, and when more than a block waits."""
@@ -369,26 +367,24 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             mean=constant + deviation * (v.T @ residual),
             cov=scale * cov,
             noise=scale * fresh_noise(state),
-            toll=scale * toll(state),
             link=state.scales.link,
         )
 
     def radius(state: NtkUcbState) -> jax.Array:
-        """Confidence radius gamma_t: [].
+        """Confidence radius gamma_t, in posterior deviations.
 
-        With the paper's nu it also grows with the root of log det(Z_t / lam1), twice
-        the information that the rounds have given.
+        The form of the paper's gamma_t: a constant plus nu times the root of log
+        det(Z_t / lam1), twice the information that the rounds have given. Here it is
+        what as many rounds would give that tell as much as the last ones did: wide
+        where there is still much to tell apart (a quadratic reward, little noise), and
+        narrow again when what is played is known.
         """
-        if config.radius is None:
-            base = jnp.sqrt(2.0 * jnp.log(jnp.maximum(rounds(state), 1.0)))
-        else:
-            base = jnp.asarray(config.radius, jnp.float32)
-        if config.nu == 0:
-            return base
-        is_row = hist.valid_rows(state.history, state.history.absorbed)
-        pivots = -jnp.log(jnp.diagonal(state.root))
-        log_det = jnp.sum(2.0 * pivots - jnp.log(diagonal(state, is_row)))
-        return base + config.nu * jnp.sqrt(jnp.maximum(log_det, 0.0))
+        told = state.gain * state.history.rounds
+        if is_discounted:  # the rows are the last rounds
+            pivots = -jnp.log(jnp.diagonal(state.root))
+            is_row = hist.valid_rows(state.history, state.history.absorbed)
+            told = jnp.sum(2.0 * pivots - jnp.log(diagonal(state, is_row)))
+        return config.radius + config.nu * jnp.sqrt(jnp.maximum(told, 0.0))
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)
@@ -398,9 +394,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         known = explained(state, v)
         variance = own - jnp.sum(known * known, axis=0) + jnp.square(doubt(state, v))
         latent = constant + deviation * (v.T @ residual)
-        unknown = radius(state) * deviation * reach(variance, toll(state))
+        reach = radius(state) * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
         mean = to_reward(state.scales.link, latent)
-        bonus = to_reward(state.scales.link, latent + unknown) - mean
+        bonus = to_reward(state.scales.link, latent + reach) - mean
         rate = violation_rate(state.problem, actions)
         pairs = violated_pairs(state.problem, actions)
         total = total_score(

@@ -15,7 +15,6 @@ CONSTRAINTS = ("soft", "hard")
 # Price of one conflicting pair in hard mode, in units of `scale`: above any spread
 # of U, and small enough that float32 still tells U apart next to it.
 HARD_PRICE = 1e3
-TINY = 1e-30  # keeps the division by no variance finite
 
 
 def check_constraints(constraints: str, lam: float) -> None:
@@ -26,22 +25,6 @@ def check_constraints(constraints: str, lam: float) -> None:
         )
     if not 0 <= lam < float("inf"):
         raise ValueError(f"lam must be finite and at least 0, got {lam}.")
-
-
-def reach(variance: jax.Array, toll: jax.Array) -> jax.Array:
-    """What a radius multiplies: how far rounds could move the mean.
-
-    Rewards of n rounds with noise s move the posterior mean of a set by a Gaussian of
-    deviation v / sqrt(v + s / n). Where noise is small that is the posterior deviation
-    sqrt(v); where it drowns what n rounds could teach there is nothing to be gained
-    from them, whatever is unknown.
-
-    Args:
-        variance: [N] v; rounding below 0 counts as 0.
-        toll: [] s / n; 0 gives the posterior deviation.
-    """
-    variance = jnp.maximum(variance, 0.0)
-    return variance / jnp.sqrt(jnp.maximum(variance + toll, TINY))
 
 
 def total_score(
@@ -57,7 +40,7 @@ def total_score(
 
     Args:
         mean: [N] predicted reward.
-        bonus: [N] radius times `reach`.
+        bonus: [N] radius times posterior deviation.
         violated_pairs: [N] int, conflicting pairs n.
         rate: [N] c = n / M.
         lam: price of c in soft mode; without effect in hard mode.
