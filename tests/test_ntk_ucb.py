@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,13 @@ from msb_jax.agent.pool import condition
 from msb_jax.link import choose_origin, to_latent
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist
-from msb_jax.masters.ntk_ucb import GAIN_RATE, NtkUcbConfig, NtkUcbState, ntk_ucb
+from msb_jax.masters.ntk_ucb import (
+    GAIN_RATE,
+    MAX_STRETCH,
+    NtkUcbConfig,
+    NtkUcbState,
+    ntk_ucb,
+)
 from msb_jax.problem import make_problem, random_sets
 from msb_jax.solvers.local_search import evaluate
 from tests.reference import gaussian_process, multi_hot
@@ -244,19 +251,33 @@ def test_radius__is_the_root_of_what_the_last_rounds_tell() -> None:
     assert float(MASTER.radius(state)) == 2.0
 
 
-def test_radius__narrows_when_a_known_set_is_played() -> None:
+def test_radius__narrows_when_a_known_set_is_played_and_then_widens() -> None:
     master = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=1.0, nu=0.5))
     state = MASTER.grow(absorb_all(jax.random.key(2), _told(ROWS)), 300)
+    start = float(master.radius(state))
     actions, rewards = _data()
-    radii = [float(master.radius(state))]
-    for _ in range(20):
-        for _ in range(BLOCK):
+
+    def play(state: NtkUcbState, rows: Sequence[int]) -> NtkUcbState:
+        for row in rows:
             state = UPDATE(
-                jax.random.key(1), state, jnp.asarray(actions[0]), rewards[0]
+                jax.random.key(1), state, jnp.asarray(actions[row]), rewards[row]
             )
-        state = ABSORB_BLOCK(jax.random.key(2), state)
-        radii.append(float(master.radius(state)))
-    assert radii[-1] < 0.6 * radii[0]
+        return ABSORB_BLOCK(jax.random.key(2), state)
+
+    for _ in range(20):
+        state = play(state, [0] * BLOCK)
+    plain = state._replace(stretch=jnp.zeros(()))
+    assert float(master.radius(plain)) < 0.6 * start
+    assert float(state.stretch) == pytest.approx(MAX_STRETCH)
+    assert float(master.radius(state)) == pytest.approx(
+        float(master.radius(plain)) * np.exp(MAX_STRETCH)
+    )
+    assert float(MASTER.radius(state)) == 2.0  # nu = 0: a constant
+    # One set that is hardly known in a block of ten is what is wanted.
+    one = play(state, [1] + [0] * (BLOCK - 1))
+    assert abs(float(one.stretch) - MAX_STRETCH) < 0.03
+    many = play(state, range(1, BLOCK + 1))
+    assert float(many.stretch) == pytest.approx(MAX_STRETCH - 0.9, abs=0.03)
 
 
 def test_refit__what_a_linear_reward_does_not_need_leaves_no_doubt() -> None:
@@ -506,7 +527,13 @@ def test_due__asks_for_a_fit_on_a_geometric_schedule() -> None:
     assert not MASTER.due(fitted)
     later = fitted.history._replace(rounds=jnp.asarray(61))
     assert MASTER.due(fitted._replace(history=later))
+    # At first two blocks after the last fit, later more.
+    soon = fitted.history._replace(rounds=jnp.asarray(9_000 + 2 * BLOCK))
+    first = fitted._replace(fitted_at=jnp.asarray(9_000), history=soon)
+    assert MASTER.due(first)
+    assert not MASTER.due(first._replace(num_fits=jnp.asarray(2)))
     late = fitted._replace(
+        num_fits=jnp.asarray(40),
         fitted_at=jnp.asarray(9_000),
         history=fitted.history._replace(rounds=jnp.asarray(9_256)),
     )

@@ -337,6 +337,8 @@ def master_slave(
             stream(keys, "judge"), known.master, view, known.elites, proposals
         )
         watch("score", pool)
+        # The errors seen so far were those of other scales.
+        surprise = jnp.ones_like(state.surprise) if fit else state.surprise
         return state._replace(
             master=known.master,
             elites=known.elites,
@@ -346,6 +348,7 @@ def master_slave(
             cotraining=shared,
             pool=pool,
             radius=radius,
+            surprise=surprise,
         )
 
     needy = [sampler.name for sampler in samplers if sampler.tell_clicks is not None]

@@ -22,7 +22,7 @@ from msb_jax.solvers.local_search import hollow
 from msb_jax.spaces import space_of
 from msb_jax.types import Key
 
-NUM_STEPS = 4  # exchanges of each
+NUM_STEPS = 16  # exchanges of each
 NUM_SWAPS = 16  # scored for each of these
 # Rows of history up to which there are as many. A score costs the square of the rows,
 # and whoever knows so many sets has less to gain from one more look.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from msb_jax.agent.master_slave import MasterSlaveConfig
 
 
-# Bonus of an arm in a search, in deviations of what it adds. It only has to make
-# searches differ; the sets that they find are scored by the whole bound.
-REACH = 0.2
+# Bonus of an arm in a search, in deviations of what it adds, times a random number. It
+# has to bring unknown arms into view; what is found is scored by the whole bound.
+REACH = 1.0
 _ELITE = 1e20  # worth of an arm of a good set: above that of any other
 
 

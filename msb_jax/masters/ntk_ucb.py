@@ -26,7 +26,8 @@ Differs from the paper:
   candidates is conditioned exactly, so that no number differs;
 * the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
   calibrated posterior deviation instead of the theory's (I-14), and with what the last
-  rounds told, times their number, for log det: the theory's never narrows;
+  rounds told, times their number, for log det: the theory's never narrows. It widens
+  while nothing but known sets is played, so that new ones are never given up;
 * with a `discount` every round is a row of its own, its noise divided by its weight,
   and the factor is made anew at each refresh. Confidence is that of `discount`; the
   radius (log det V) and the draws are those of the discounted likelihood.
@@ -63,6 +64,13 @@ from msb_jax.types import Belief, Key, Master, Quadratic, Score
 TINY = 1e-12
 # Pace of the running mean of what a round tells: the last fifty count.
 GAIN_RATE = 0.02
+# A set is known after so many rounds. Of the first thousand rounds one in ten should
+# play one that is not, later as many between two rounds as before half of them.
+KNOWN_PLAYS = 30.0
+EXPLORED_ROUNDS, EXPLORED_SHARE = 100.0, 0.1
+MAX_STRETCH = 1.1  # log of what the radius is widened by at most
+# The first gap between two fits in blocks, and what the next ones are longer by.
+FIRST_GAP, GAP_GROWTH = 2, 1.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +79,7 @@ class NtkUcbConfig:
 
     depth: int = 2  # weight matrices of the network whose limit is taken
     radius: float = 2.0  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
-    nu: float = 0.05  # 0 makes the radius a constant
+    nu: float = 0.02  # 0 makes the radius a constant
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
@@ -122,7 +130,9 @@ class NtkUcbState(NamedTuple):
     whitened: jax.Array  # [C, 2] root times (standardised latent rewards, ones)
     scales: Scales
     fitted_at: jax.Array  # [] int32, rounds told at the last fit of the weights
+    num_fits: jax.Array  # [] int32
     gain: jax.Array  # [] what a round told lately, in nats: log(1 + v / s)
+    stretch: jax.Array  # [] log of what the radius is widened by
     tracker: Any = ()  # what chooses the discount, if it is "auto"
 
 
@@ -166,7 +176,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             whitened=jnp.zeros((capacity, 2)),
             scales=start_scales(kernel_of(problem).start),
             fitted_at=jnp.zeros((), jnp.int32),
+            num_fits=jnp.zeros((), jnp.int32),
             gain=jnp.zeros(()),
+            stretch=jnp.zeros(()),
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
 
@@ -217,6 +229,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             ),
             history=history._replace(absorbed=jnp.minimum(start + size, history.count)),
             gain=renew(state.gain, jnp.diagonal(corner), noise, is_new),
+            stretch=widen(state, rows, is_new),
         )
 
     def renew(
@@ -229,6 +242,22 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         share = 1.0 - jnp.power(1.0 - GAIN_RATE, number)
         # Pivots that float32 lost are found again by the next fit.
         return jnp.where(jnp.isfinite(mean), gain + share * (mean - gain), gain)
+
+    def widen(state: NtkUcbState, rows: jax.Array, is_new: jax.Array) -> jax.Array:
+        """Widen or narrow the radius by how many rounds explored: [].
+
+        Args:
+            rows: int32[block, K], the sets of the last rounds, in the history too.
+            is_new: [block], which of them are real.
+        """
+        history = state.history
+        same = jnp.all(rows[:, None, :] == history.actions[None, :, :], axis=2)
+        plays = same @ (history.plays * hist.valid_rows(history, history.count))
+        explored = jnp.sum(is_new * (plays <= KNOWN_PLAYS))
+        rounds = jnp.maximum(history.rounds, 1)
+        wanted = jnp.minimum(EXPLORED_ROUNDS / rounds, EXPLORED_SHARE)
+        change = (wanted * jnp.sum(is_new) - explored) / is_new.shape[0]
+        return jnp.clip(state.stretch + change, 0.0, MAX_STRETCH)
 
     def refit(state: NtkUcbState) -> NtkUcbState:
         """Merge the rounds, choose the weights by likelihood and factorise afresh."""
@@ -250,7 +279,9 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             min_noise=config.min_noise * crowd,
             fit_power=config.fit_power,
         )
-        return state._replace(scales=scales, fitted_at=history.rounds)
+        return state._replace(
+            scales=scales, fitted_at=history.rounds, num_fits=state.num_fits + 1
+        )
 
     def factorise(state: NtkUcbState) -> NtkUcbState:
         """Take all rows into a new root."""
@@ -297,17 +328,23 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         del key
         if is_discounted:
             return forgetful(state, fit=fit)
-        state = absorb(state)  # of which a fit needs `gain` alone
+        state = absorb(state)  # of which a fit needs `gain` and `stretch` alone
         return refit(state) if fit else state
 
     def due(state: NtkUcbState) -> bool:
-        """Ask for a fit on a geometric schedule, and when more than a block waits."""
+        """Ask for a fit on two geometric schedules, and when more than a block waits.
+
+        One goes by all rounds, the other by those after the first fit: random sets say
+        little of the noise, and the first ones that are alike say much.
+        """
         history = jax.tree.map(np.asarray, state.history)
         rounds, last = int(history.rounds.max()), int(np.min(state.fitted_at))
+        gap = FIRST_GAP * config.block * GAP_GROWTH ** int(np.min(state.num_fits) - 1)
         waiting = int(np.max(history.count - history.absorbed))
         is_sound = bool(np.isfinite(np.asarray(state.whitened)).all())
         is_late = waiting > config.block or 0 < rounds >= config.fit_growth * last
-        return is_late or rounds - last >= config.fit_rounds or not is_sound
+        is_late |= rounds - last >= min(gap, config.fit_rounds)
+        return is_late or not is_sound
 
     def solution(state: NtkUcbState, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Take the least-squares constant out of whitened columns [C, N].
@@ -377,14 +414,15 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         det(Z_t / lam1), twice the information that the rounds have given. Here it is
         what as many rounds would give that tell as much as the last ones did: wide
         where there is still much to tell apart (a quadratic reward, little noise), and
-        narrow again when what is played is known.
+        narrow again when what is played is known. All of it is stretched (`widen`).
         """
         told = state.gain * state.history.rounds
         if is_discounted:  # the rows are the last rounds
             pivots = -jnp.log(jnp.diagonal(state.root))
             is_row = hist.valid_rows(state.history, state.history.absorbed)
             told = jnp.sum(2.0 * pivots - jnp.log(diagonal(state, is_row)))
-        return config.radius + config.nu * jnp.sqrt(jnp.maximum(told, 0.0))
+        radius = config.radius + config.nu * jnp.sqrt(jnp.maximum(told, 0.0))
+        return radius * jnp.exp(state.stretch) if config.nu > 0 else radius
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)
