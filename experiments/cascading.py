@@ -22,7 +22,7 @@ from msb_jax.envs import cascading as env
 
 # A reward of 0 or 1 has no other scale to be seen on, and is mostly noise: with the
 # radius of the other experiments the agent would explore placements for ever.
-SETTINGS = {"is_ordered": True, "fit_power": False, "radius": 0.5, "nu": 0.0}
+SETTINGS = {"is_ordered": True, "fit_power": False, "radius": 0.5, "explore": 0.0}
 QUICK = {"num_arms": 30, "k": 5, "rounds": 600, "num_seeds": 2}
 
 

@@ -23,7 +23,7 @@ from msb_jax.types import Outcome
 
 ITEMS, K = 12, 4
 SETTINGS = {"n_re": 300, "constraints": "hard", "is_ordered": True, "target": "reward"}
-SETTINGS |= {"fit_power": False, "radius": 0.5, "nu": 0.0}
+SETTINGS |= {"fit_power": False, "radius": 0.5, "explore": 0.0}
 
 
 def test_exposure__tells_places_from_items() -> None:

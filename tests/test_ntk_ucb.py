@@ -15,7 +15,7 @@ from msb_jax.link import choose_origin, to_latent
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist
 from msb_jax.masters.ntk_ucb import (
-    GAIN_RATE,
+    MAX_SHARE,
     MAX_STRETCH,
     NtkUcbConfig,
     NtkUcbState,
@@ -26,7 +26,7 @@ from msb_jax.solvers.local_search import evaluate
 from tests.reference import gaussian_process, multi_hot
 
 L, K, ROWS, BLOCK = 24, 4, 50, 10
-CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0, nu=0.0)
+CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0)
 MASTER = ntk_ucb(CONFIG)
 ABSORB_BLOCK = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
@@ -233,28 +233,10 @@ def _truth(sets: np.ndarray) -> np.ndarray:
     return 3.0 + multi_hot(sets, L) @ rng.random(L)
 
 
-def test_radius__is_the_root_of_what_the_last_rounds_tell() -> None:
-    master = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=1.0, nu=0.5))
-    state = absorb_all(jax.random.key(2), _told(ROWS))
-    weights = np.exp(np.asarray(state.scales.log_weights, float))
-    noise = float(np.exp(state.scales.log_noise) + state.scales.floor)
-    rows = multi_hot(_data()[0], L)
-    table = weights @ np.asarray(set_kernel.basis_tables(K, CONFIG.depth), float)
-    gram = table[np.rint(rows @ rows.T).astype(int)]
-    ends = range(0, ROWS + 1, BLOCK)
-    known = [np.linalg.slogdet(np.eye(n) + gram[:n, :n] / noise)[1] for n in ends]
-    gain, share = 0.0, 1.0 - (1.0 - GAIN_RATE) ** BLOCK
-    for told in np.diff(known) / BLOCK:
-        gain += share * (told - gain)
-    expected = 1.0 + 0.5 * (ROWS * gain) ** 0.5
-    np.testing.assert_allclose(master.radius(state), expected, rtol=1e-3)
-    assert float(MASTER.radius(state)) == 2.0
-
-
-def test_radius__narrows_when_a_known_set_is_played_and_then_widens() -> None:
-    master = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=1.0, nu=0.5))
+def test_radius__widens_while_known_sets_are_played() -> None:
+    constant = ntk_ucb(NtkUcbConfig(block=BLOCK, radius=2.0, explore=0.0))
     state = MASTER.grow(absorb_all(jax.random.key(2), _told(ROWS)), 300)
-    start = float(master.radius(state))
+    assert float(MASTER.radius(state)) == 2.0
     actions, rewards = _data()
 
     def play(state: NtkUcbState, rows: Sequence[int]) -> NtkUcbState:
@@ -262,21 +244,25 @@ def test_radius__narrows_when_a_known_set_is_played_and_then_widens() -> None:
             state = UPDATE(
                 jax.random.key(1), state, jnp.asarray(actions[row]), rewards[row]
             )
-        return ABSORB_BLOCK(jax.random.key(2), state)
+        return state
 
+    stretches = []
     for _ in range(20):
         state = play(state, [0] * BLOCK)
-    plain = state._replace(stretch=jnp.zeros(()))
-    assert float(master.radius(plain)) < 0.6 * start
-    assert float(state.stretch) == pytest.approx(MAX_STRETCH)
-    assert float(master.radius(state)) == pytest.approx(
-        float(master.radius(plain)) * np.exp(MAX_STRETCH)
-    )
-    assert float(MASTER.radius(state)) == 2.0  # nu = 0: a constant
+        same = constant.refresh(jax.random.key(2), state)
+        state = ABSORB_BLOCK(jax.random.key(2), state)
+        stretches.append(float(state.stretch))
+        # With nothing to explore the radius can only narrow.
+        assert float(same.stretch) <= max([0.0, *stretches[:-1]])
+    # It had one round before; known after thirty, it widens the radius in every block.
+    expected = [0.0, 0.0, MAX_SHARE, 2 * MAX_SHARE]
+    assert stretches[:4] == pytest.approx(expected, abs=1e-6)
+    assert stretches[-1] == pytest.approx(MAX_STRETCH)
+    assert float(MASTER.radius(state)) == pytest.approx(2.0 * np.exp(MAX_STRETCH))
     # One set that is hardly known in a block of ten is what is wanted.
-    one = play(state, [1] + [0] * (BLOCK - 1))
-    assert abs(float(one.stretch) - MAX_STRETCH) < 0.03
-    many = play(state, range(1, BLOCK + 1))
+    one = ABSORB_BLOCK(jax.random.key(2), play(state, [1] + [0] * (BLOCK - 1)))
+    assert float(one.stretch) == pytest.approx(MAX_STRETCH, abs=0.03)
+    many = ABSORB_BLOCK(jax.random.key(2), play(state, range(1, BLOCK + 1)))
     assert float(many.stretch) == pytest.approx(MAX_STRETCH - 0.9, abs=0.03)
 
 
@@ -562,7 +548,7 @@ def test_refresh__lowers_for_gpu_and_tpu() -> None:
     [
         ({"depth": 1}, "depth"),
         ({"radius": -1.0}, "radius"),
-        ({"nu": -0.1}, "nu"),
+        ({"explore": -0.1}, "explore"),
         ({"constraints": "firm"}, "constraints"),
         ({"block": 0}, "block"),
         ({"min_noise": 0.0}, "min_noise"),

@@ -24,9 +24,9 @@ def test_refine__raises_the_bound_and_keeps_the_others(is_hard: bool) -> None:
     worth = np.random.default_rng(3).uniform(size=problem.num_arms)
     actions = random_feasible_sets(jax.random.key(0), problem, 40)
     origin = (jnp.arange(40) >= 30).astype(jnp.int32)
-    refined = jax.jit(lambda k, a: refine(k, bound(worth), view, a, origin, (12, 0)))(
-        jax.random.key(1), actions
-    )
+    run = jax.jit(lambda k, a: refine(k, bound(worth), view, a, origin, (12, 0)))
+    refined, owner = run(jax.random.key(1), actions)
+    np.testing.assert_array_equal(owner, origin)
     before, after = (np.asarray(bound(worth)(x)) for x in (actions, refined))
     np.testing.assert_array_equal(refined[30:], actions[30:])
     # The better half stays, and what takes the place of the others is better.
@@ -39,24 +39,31 @@ def test_refine__raises_the_bound_and_keeps_the_others(is_hard: bool) -> None:
         assert not np.asarray(violated_pairs(problem, refined)).any()
 
 
-def test_refine__each_sampler_has_what_was_found_from_its_own_sets() -> None:
+def test_refine__what_is_found_is_credited_to_whose_set_it_started_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("msb_jax.agent.refine.NUM_STEPS", 1)
     problem = _problem()
     view = _view(problem, is_hard=False)
     worth = np.random.default_rng(3).uniform(size=problem.num_arms)
     actions = random_feasible_sets(jax.random.key(0), problem, 30)
-    origin = jnp.repeat(jnp.arange(3), 10)
-    run = jax.jit(lambda k, a: refine(k, bound(worth), view, a, origin, (4, 0, 4)))
-    refined = np.asarray(run(jax.random.key(1), actions))
-    np.testing.assert_array_equal(refined[10:20], actions[10:20])
-    # A walker leaves its start by a single arm at each of its four steps.
+    origin = np.repeat(np.arange(3), 10)
+    run = jax.jit(
+        lambda k, a: refine(k, bound(worth), view, a, jnp.asarray(origin), (4, 0, 4))
+    )
+    refined, owner = jax.tree.map(np.asarray, run(jax.random.key(1), actions))
+    before = np.asarray(bound(worth)(actions))
+    is_kept = np.ones(30, bool)
     for part in (slice(0, 10), slice(20, 30)):
-        own = [set(row) for row in np.asarray(actions)[part].tolist()]
-        others = [set(r) for r in np.delete(actions, np.r_[part], axis=0).tolist()]
-        new = [set(r) for r in refined[part].tolist() if set(r) not in own]
-        assert len(new) == 5
-        for found in new:
-            assert min(len(found - start) for start in own) <= 4
-            assert found not in others
+        is_kept[part] = before[part] >= np.sort(before[part])[5]
+    np.testing.assert_array_equal(refined[is_kept], np.asarray(actions)[is_kept])
+    np.testing.assert_array_equal(owner[is_kept], origin[is_kept])
+    known = [set(row) for row in np.asarray(actions).tolist()]
+    for row, sampler in zip(refined[~is_kept].tolist(), owner[~is_kept], strict=True):
+        own = [known[i] for i in range(30) if origin[i] == sampler]
+        assert set(row) not in known
+        assert min(len(set(row) - start) for start in own) == 1
+    assert set(owner[~is_kept]) == {0, 2}
 
 
 def test_refine__nothing_of_its_own_changes_nothing() -> None:
@@ -66,9 +73,10 @@ def test_refine__nothing_of_its_own_changes_nothing() -> None:
     worth = np.ones(problem.num_arms)
     origin = jnp.zeros((12,), jnp.int32)
     for num_starts in ((0, 12), (0,)):  # whoever may start has no candidate, or no one
-        same = refine(
+        same, owner = refine(
             jax.random.key(1), bound(worth), view, actions, origin, num_starts
         )
+        np.testing.assert_array_equal(owner, origin)
         np.testing.assert_array_equal(same, actions)
 
 
@@ -86,7 +94,7 @@ def test_refine__all_arms_leaves_no_exchange() -> None:
         reach=base.reach[:6],
     )
     worth = np.arange(6.0)
-    refined = refine(
+    refined, _ = refine(
         jax.random.key(1), bound(worth), view, whole, jnp.zeros((8,), jnp.int32), (12,)
     )
     np.testing.assert_array_equal(np.sort(refined, axis=1), whole)

@@ -267,13 +267,13 @@ def master_slave(
         proposals: Proposals,
     ) -> tuple[Pool, jax.Array]:
         """The master forms its belief over the pool, and chooses the radius."""
-        problem, origin = view.problem, proposals.origin
-        actions = refine(
+        problem = view.problem
+        actions, origin = refine(
             key,
             lambda sets: master.score(learned, sets).total,
             view,
             proposals.actions,
-            origin,
+            proposals.origin,
             num_starts,
             num_rows=learned.history.rewards.shape[0],
         )

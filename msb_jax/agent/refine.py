@@ -3,9 +3,9 @@
 What a sampler proposes is good under the model's mean, or under a draw of it; the
 master plays by the upper confidence bound, which is neither. From the best candidates
 of each sampler a short search exchanges arms, as `gp_ucb` does, and the best sets that
-were found from a sampler's candidates take the places of its own worse half: whoever
-proposes where others do not look has the credit for what is found there, and sees it
-among its candidates when it learns.
+were found take the places of everyone's worse half: whoever proposes where others do
+not look has the credit for what is found there, and sees it among its candidates when
+it learns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from msb_jax.samplers.base import View, all_places, scene_of, to_local
 from msb_jax.sets import first_copies
-from msb_jax.solvers.bound_search import Terrain, climb, distinct
+from msb_jax.solvers.bound_search import Terrain, climb, distinct, distinct_rows
 from msb_jax.solvers.local_search import hollow
 from msb_jax.spaces import space_of
 from msb_jax.types import Key
@@ -37,8 +37,8 @@ def refine(
     origin: jax.Array,
     num_starts: Sequence[int],
     num_rows: int = 0,
-) -> jax.Array:
-    """Replace the worse half of the samplers' candidates by better ones: int32[N, K].
+) -> tuple[jax.Array, jax.Array]:
+    """Replace the worse half of the samplers' candidates by the best that is found.
 
     Args:
         key: of the exchanges tried.
@@ -48,6 +48,10 @@ def refine(
         origin: int32[N], the sampler of each.
         num_starts: of each sampler; whoever has none keeps what it proposed.
         num_rows: of the history that a score looks at.
+
+    Returns:
+        int32[N, K], and int32[N], the sampler of each: of a set that was found, the one
+        from whose candidate the search started.
     """
     size = actions.shape[0]
     values = score(actions)
@@ -58,7 +62,7 @@ def refine(
     }
     starts = [distinct(actions, own[s], min(num_starts[s], size)) for s in own]
     if not starts:
-        return actions
+        return actions, origin
     scene = scene_of(view, all_places(view))
     terrain = Terrain(hollow(view.model), scene.forbidden, view.reach)
     near = space_of(view.problem).neighbours
@@ -74,21 +78,17 @@ def refine(
     found = view.arms[found]
     walkers = [s for s, x in zip(own, starts, strict=True) for _ in range(len(x))]
     owner = _owners(jnp.array(walkers, jnp.int32), worth.shape[0])
-    ranks = {s: jnp.argsort(jnp.argsort(-own[s])) for s in own}
-    kept = {s: (jnp.sum(origin == s) + 1) // 2 for s in own}
     is_replaced = jnp.zeros((size,), bool)
     for s in own:
-        is_replaced |= (origin == s) & (ranks[s] >= kept[s])
+        rank = jnp.argsort(jnp.argsort(-own[s]))
+        is_replaced |= (origin == s) & (2 * rank >= jnp.sum(origin == s))
     # What the pool has already need not be put in again.
     first = first_copies(jnp.concatenate([actions, found]))[size:]
     is_there = (first < size) & ~is_replaced[jnp.minimum(first, size - 1)]
-    worth = jnp.where(is_there, -jnp.inf, worth)
-    for s in own:
-        better = distinct(found, jnp.where(owner == s, worth, -jnp.inf), size)
-        place = jnp.clip(ranks[s] - kept[s], 0, size - 1)
-        is_mine = is_replaced & (origin == s)
-        actions = jnp.where(is_mine[:, None], better[place], actions)
-    return actions.astype(jnp.int32)
+    rows = distinct_rows(found, jnp.where(is_there, -jnp.inf, worth), size)
+    row = rows[jnp.maximum(jnp.cumsum(is_replaced) - 1, 0)]
+    actions = jnp.where(is_replaced[:, None], found[row], actions)
+    return actions.astype(jnp.int32), jnp.where(is_replaced, owner[row], origin)
 
 
 def _owners(walkers: jax.Array, number: int) -> jax.Array:

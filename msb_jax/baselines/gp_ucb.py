@@ -116,7 +116,7 @@ def make_master(config: GpUcbConfig) -> Master:
             tangent=False,
             fit_power=False,
             radius=config.beta,
-            nu=0.0,
+            explore=0.0,
             lam=config.lam,
             constraints=config.constraints,
             block=config.f_in,

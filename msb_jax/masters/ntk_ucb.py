@@ -24,10 +24,9 @@ Differs from the paper:
   run at full speed on every kind of device;
 * the linear algebra is done once a refresh; between refreshes `belief` over a pool of
   candidates is conditioned exactly, so that no number differs;
-* the radius has the form of gamma_t, S + nu sqrt(log det), with constants for a
-  calibrated posterior deviation instead of the theory's (I-14), and with what the last
-  rounds told, times their number, for log det: the theory's never narrows. It widens
-  while nothing but known sets is played, so that new ones are never given up;
+* the radius is a constant in calibrated posterior deviations instead of the theory's
+  growing gamma_t (I-14), and widens while nothing but known sets is played, so that
+  new ones are never given up;
 * with a `discount` every round is a row of its own, its noise divided by its weight,
   and the factor is made anew at each refresh. Confidence is that of `discount`; the
   radius (log det V) and the draws are those of the discounted likelihood.
@@ -62,12 +61,9 @@ from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
 # Keeps divisions by what is zero before the first round finite.
 TINY = 1e-12
-# Pace of the running mean of what a round tells: the last fifty count.
-GAIN_RATE = 0.02
-# A set is known after so many rounds. Of the first thousand rounds one in ten should
-# play one that is not, later as many between two rounds as before half of them.
+# A set is known after so many rounds. At most this share should play one that is not.
 KNOWN_PLAYS = 30.0
-EXPLORED_ROUNDS, EXPLORED_SHARE = 100.0, 0.1
+MAX_SHARE = 0.1
 MAX_STRETCH = 1.1  # log of what the radius is widened by at most
 # The first gap between two fits in blocks, and what the next ones are longer by.
 FIRST_GAP, GAP_GROWTH = 2, 1.15
@@ -78,8 +74,9 @@ class NtkUcbConfig:
     """Settings of the closed-form master."""
 
     depth: int = 2  # weight matrices of the network whose limit is taken
-    radius: float = 2.0  # S of gamma_t = S + nu sqrt(log det), in posterior deviations
-    nu: float = 0.02  # 0 makes the radius a constant
+    radius: float = 3.0  # of the confidence, in posterior deviations
+    explore: float = 100.0  # share of rounds t for unknown sets, times t; 0: the radius
+    # is a constant
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
@@ -98,9 +95,10 @@ class NtkUcbConfig:
     def __post_init__(self) -> None:
         if self.depth < 2:
             raise ValueError(f"depth must be at least 2, got {self.depth}.")
-        if self.radius < 0 or self.nu < 0:
+        if self.radius < 0 or self.explore < 0:
             raise ValueError(
-                f"radius and nu must not be negative, got {self.radius} and {self.nu}."
+                "radius and explore must not be negative, got "
+                f"{self.radius} and {self.explore}."
             )
         if self.constraints not in ("soft", "hard"):
             raise ValueError(
@@ -131,7 +129,6 @@ class NtkUcbState(NamedTuple):
     scales: Scales
     fitted_at: jax.Array  # [] int32, rounds told at the last fit of the weights
     num_fits: jax.Array  # [] int32
-    gain: jax.Array  # [] what a round told lately, in nats: log(1 + v / s)
     stretch: jax.Array  # [] log of what the radius is widened by
     tracker: Any = ()  # what chooses the discount, if it is "auto"
 
@@ -177,7 +174,6 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
             scales=start_scales(kernel_of(problem).start),
             fitted_at=jnp.zeros((), jnp.int32),
             num_fits=jnp.zeros((), jnp.int32),
-            gain=jnp.zeros(()),
             stretch=jnp.zeros(()),
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
@@ -228,20 +224,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
                 state.whitened, fresh * is_new[:, None], (start, 0)
             ),
             history=history._replace(absorbed=jnp.minimum(start + size, history.count)),
-            gain=renew(state.gain, jnp.diagonal(corner), noise, is_new),
             stretch=widen(state, rows, is_new),
         )
-
-    def renew(
-        gain: jax.Array, pivots: jax.Array, noise: jax.Array, is_new: jax.Array
-    ) -> jax.Array:
-        """Take what some rounds told into the running mean: []."""
-        number = jnp.sum(is_new)
-        told = jnp.sum(is_new * (2.0 * jnp.log(pivots) - jnp.log(noise)))
-        mean = told / jnp.maximum(number, 1.0)
-        share = 1.0 - jnp.power(1.0 - GAIN_RATE, number)
-        # Pivots that float32 lost are found again by the next fit.
-        return jnp.where(jnp.isfinite(mean), gain + share * (mean - gain), gain)
 
     def widen(state: NtkUcbState, rows: jax.Array, is_new: jax.Array) -> jax.Array:
         """Widen or narrow the radius by how many rounds explored: [].
@@ -255,7 +239,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         plays = same @ (history.plays * hist.valid_rows(history, history.count))
         explored = jnp.sum(is_new * (plays <= KNOWN_PLAYS))
         rounds = jnp.maximum(history.rounds, 1)
-        wanted = jnp.minimum(EXPLORED_ROUNDS / rounds, EXPLORED_SHARE)
+        wanted = jnp.minimum(config.explore / rounds, MAX_SHARE)
         change = (wanted * jnp.sum(is_new) - explored) / is_new.shape[0]
         return jnp.clip(state.stretch + change, 0.0, MAX_STRETCH)
 
@@ -328,7 +312,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         del key
         if is_discounted:
             return forgetful(state, fit=fit)
-        state = absorb(state)  # of which a fit needs `gain` and `stretch` alone
+        state = absorb(state)  # of which a fit needs `stretch` alone
         return refit(state) if fit else state
 
     def due(state: NtkUcbState) -> bool:
@@ -410,19 +394,12 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def radius(state: NtkUcbState) -> jax.Array:
         """Confidence radius gamma_t, in posterior deviations.
 
-        The form of the paper's gamma_t: a constant plus nu times the root of log
-        det(Z_t / lam1), twice the information that the rounds have given. Here it is
-        what as many rounds would give that tell as much as the last ones did: wide
-        where there is still much to tell apart (a quadratic reward, little noise), and
-        narrow again when what is played is known. All of it is stretched (`widen`).
+        The theory's grows with all that the rounds have told, and never narrows: what
+        a linear reward hides is known soon, and it would be explored for ever. This one
+        is a constant while there is something new to play, and widens when there is
+        not (`widen`): the sets that are played then are the likeliest to be better.
         """
-        told = state.gain * state.history.rounds
-        if is_discounted:  # the rows are the last rounds
-            pivots = -jnp.log(jnp.diagonal(state.root))
-            is_row = hist.valid_rows(state.history, state.history.absorbed)
-            told = jnp.sum(2.0 * pivots - jnp.log(diagonal(state, is_row)))
-        radius = config.radius + config.nu * jnp.sqrt(jnp.maximum(told, 0.0))
-        return radius * jnp.exp(state.stretch) if config.nu > 0 else radius
+        return config.radius * jnp.exp(state.stretch)
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)

@@ -138,9 +138,14 @@ def exchanges(key: Key, terrain: Terrain, action: jax.Array, n: int) -> jax.Arra
 
 def distinct(actions: jax.Array, values: jax.Array, n: int) -> jax.Array:
     """The n distinct sets of [N, K] of highest value, the best in empty places."""
+    return actions[distinct_rows(actions, values, n)]
+
+
+def distinct_rows(actions: jax.Array, values: jax.Array, n: int) -> jax.Array:
+    """Where the n distinct sets of [N, K] of highest value are: int32[n]."""
     size = actions.shape[0]
     is_first = first_copies(actions) == jnp.arange(size)
     values = jnp.where(is_first, values, -jnp.inf)
     values = jnp.pad(values, (0, max(n - size, 0)), constant_values=-jnp.inf)
     top, rows = jax.lax.top_k(values, n)
-    return actions[jnp.where(jnp.isfinite(top), rows, rows[0])]
+    return jnp.where(jnp.isfinite(top), rows, rows[0])
