@@ -28,8 +28,8 @@ Differs from the paper:
   growing gamma_t (I-14), and widens while nothing but known sets is played, so that
   new ones are never given up;
 * with a `discount` every round is a row of its own, its noise divided by its weight,
-  and the factor is made anew at each refresh. Confidence is that of `discount`; the
-  radius (log det V) and the draws are those of the discounted likelihood.
+  and the factor is made anew at each refresh. Confidence is that of `discount`, the
+  draws are those of the discounted likelihood.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ TINY = 1e-12
 KNOWN_PLAYS = 30.0
 MAX_SHARE = 0.1
 MAX_STRETCH = 1.1  # log of what the radius is widened by at most
+# Share of the radius with a discount: what was forgotten is looked at again anyway.
+FORGETFUL = 0.75
 # The first gap between two fits in blocks, and what the next ones are longer by.
 FIRST_GAP, GAP_GROWTH = 2, 1.15
 
@@ -399,6 +401,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         is a constant while there is something new to play, and widens when there is
         not (`widen`): the sets that are played then are the likeliest to be better.
         """
+        if is_discounted:
+            return jnp.asarray(FORGETFUL * config.radius, jnp.float32)
         return config.radius * jnp.exp(state.stretch)
 
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
