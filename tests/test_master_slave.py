@@ -91,6 +91,17 @@ def test_agent__finds_the_best_feasible_set_of_a_linear_reward() -> None:
     assert np.mean(means[-10:]) > np.mean(means[:20]) + 0.3
 
 
+def test_agent__forgets_the_errors_of_old_scales_when_it_fits_new_ones() -> None:
+    policy = _policy()
+    state, _, _ = _play(policy, _problem(), 21)  # the first fit was before round 20
+    wrong = state._replace(surprise=jnp.full((), 9.0))
+    kept = policy.refresh(jax.random.key(1), wrong)
+    assert float(kept.surprise) == 9.0
+    last = state.master.history.rounds - 10  # two blocks
+    due = wrong._replace(master=wrong.master._replace(fitted_at=last))
+    assert float(policy.refresh(jax.random.key(1), due).surprise) == 1.0
+
+
 def test_agent__learns_with_the_second_stage_alone() -> None:
     _, _, means = _play(_policy(names=("teacher_student",)), _problem(), 60)
     assert np.mean(means[-10:]) > np.mean(means[:20]) + 0.3

@@ -519,7 +519,7 @@ def test_due__asks_for_a_fit_on_a_geometric_schedule() -> None:
     assert MASTER.due(first)
     assert not MASTER.due(first._replace(num_fits=jnp.asarray(2)))
     late = fitted._replace(
-        num_fits=jnp.asarray(40),
+        num_fits=jnp.asarray(40_000),
         fitted_at=jnp.asarray(9_000),
         history=fitted.history._replace(rounds=jnp.asarray(9_256)),
     )

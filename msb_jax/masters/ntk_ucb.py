@@ -77,8 +77,7 @@ class NtkUcbConfig:
 
     depth: int = 2  # weight matrices of the network whose limit is taken
     radius: float = 3.0  # of the confidence, in posterior deviations
-    explore: float = 100.0  # share of rounds t for unknown sets, times t; 0: the radius
-    # is a constant
+    explore: float = 100.0  # over t: share of rounds for unknown sets; 0: never widen
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
@@ -325,7 +324,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         """
         history = jax.tree.map(np.asarray, state.history)
         rounds, last = int(history.rounds.max()), int(np.min(state.fitted_at))
-        gap = FIRST_GAP * config.block * GAP_GROWTH ** int(np.min(state.num_fits) - 1)
+        former = min(int(np.min(state.num_fits)) - 1, 99)
+        gap = FIRST_GAP * config.block * GAP_GROWTH**former
         waiting = int(np.max(history.count - history.absorbed))
         is_sound = bool(np.isfinite(np.asarray(state.whitened)).all())
         is_late = waiting > config.block or 0 < rounds >= config.fit_growth * last
