@@ -6,7 +6,7 @@ that is a Gaussian process whose kernel is the tangent kernel of the network; on
 of K arms this is a function of the overlap alone (`set_kernel`). Mean and confidence
 are then both exact and cost nothing that grows with L:
 
-    U(S) = m(S) + nu sqrt(v(S)),
+    U(S) = m(S) + gamma sqrt(v(S)),
     m = k_S'(K + s I)^-1 r,   v = k(S, S) - k_S'(K + s I)^-1 k_S
 
 Source: paper, section "Master model"; Zhou, Li and Gu 2020; ALGORITHMS 1.1.
