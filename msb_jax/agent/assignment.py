@@ -22,6 +22,21 @@ import jax.numpy as jnp
 from msb_jax.sets import copies_last
 
 
+def better_half(values: jax.Array, origin: jax.Array, number: int) -> jax.Array:
+    """Mark the better half of each sampler's candidates, the middle one too: bool[N].
+
+    Args:
+        values: [N] of the candidates.
+        origin: [N] who proposed them; anything else than 0..number-1 counts for none.
+        number: of samplers.
+    """
+    order = jnp.argsort(-values)
+    is_own = origin[order][None, :] == jnp.arange(number)[:, None]  # [number, N]
+    rank = jnp.cumsum(is_own, axis=1)
+    is_better = is_own & (2 * rank <= jnp.sum(is_own, axis=1)[:, None] + 1)
+    return jnp.zeros(values.shape, bool).at[order].set(jnp.any(is_better, axis=0))
+
+
 def average_scores(values: jax.Array, origin: jax.Array, number: int) -> jax.Array:
     """Mean value of the better half of each sampler's candidates: [number].
 
@@ -36,9 +51,7 @@ def average_scores(values: jax.Array, origin: jax.Array, number: int) -> jax.Arr
     order = jnp.argsort(-values)
     ranked, owner = values[order], origin[order]
     is_own = owner[None, :] == jnp.arange(number)[:, None]  # [number, N]
-    rank = jnp.cumsum(is_own, axis=1)
-    total = jnp.sum(is_own, axis=1)
-    is_better = is_own & (2 * rank <= total[:, None] + 1)
+    is_better = is_own & better_half(ranked, owner, number)[None, :]
     kept = jnp.sum(is_better, axis=1)
     sums = jnp.sum(jnp.where(is_better, ranked[None, :], 0.0), axis=1)
     means = sums / jnp.maximum(kept, 1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from msb_jax.agent.assignment import better_half
 from msb_jax.samplers.base import View, all_places, scene_of, to_local
 from msb_jax.sets import first_copies
 from msb_jax.solvers.bound_search import Terrain, climb, distinct, distinct_rows
@@ -78,10 +79,8 @@ def refine(
     found = view.arms[found]
     walkers = [s for s, x in zip(own, starts, strict=True) for _ in range(len(x))]
     owner = _owners(jnp.array(walkers, jnp.int32), worth.shape[0])
-    is_replaced = jnp.zeros((size,), bool)
-    for s in own:
-        rank = jnp.argsort(jnp.argsort(-own[s]))
-        is_replaced |= (origin == s) & (2 * rank >= jnp.sum(origin == s))
+    is_replaced = (jnp.array(num_starts) > 0)[origin]
+    is_replaced &= ~better_half(values, origin, len(num_starts))
     # What the pool has already need not be put in again.
     first = first_copies(jnp.concatenate([actions, found]))[size:]
     is_there = (first < size) & ~is_replaced[jnp.minimum(first, size - 1)]
