@@ -37,8 +37,7 @@ from msb_jax.masters import history as hist
 PRIOR_NOISE, PRIOR_POWER = -3.0, 1.0
 PRIOR_DEVIATION, POWER_DEVIATION = 3.0, 0.2
 LEARNING_RATE = 0.15
-# The noise of a mean over many rounds is at least the floor of one round divided by
-# this: float32 could not tell less.
+# More rounds of one set than this do not make its mean surer: float32 could not tell.
 MAX_PLAYS = 30.0
 
 
@@ -86,7 +85,7 @@ class Scales(NamedTuple):
 def row_noise(scales: Scales, plays: jax.Array) -> jax.Array:
     """Noise variance of mean rewards over so many rounds, floor included."""
     total = jnp.exp(scales.log_noise) + scales.floor
-    return jnp.maximum(total / plays, scales.floor / MAX_PLAYS)
+    return total / jnp.minimum(plays, MAX_PLAYS)
 
 
 def start_scales(log_weights: Sequence[float]) -> Scales:
@@ -124,13 +123,9 @@ def negative_evidence(
     scales, power = jnp.exp(params[:-1]), params[-1]
     gram = jnp.einsum("i,inm->nm", scales[:-1], grams)
     missing = jnp.sum(is_row * (1.0 - jnp.minimum(plays, 1.0)))
-    floor = noise_floor(scales[:-1], min_noise)
-    one_round = scales[-1] + floor
-    is_sure = one_round / plays < floor / MAX_PLAYS
-    # As in `row_noise`: shares of the noise and of the floor in that of a row.
-    of_noise = jnp.where(is_sure, 0.0, is_row / plays)
-    of_floor = jnp.where(is_sure, is_row / MAX_PLAYS, of_noise)
-    noise = of_noise * scales[-1] + of_floor * floor
+    plays = jnp.minimum(plays, MAX_PLAYS)
+    one_round = scales[-1] + noise_floor(scales[:-1], min_noise)
+    noise = one_round / plays
     diagonal = jnp.where(is_row > 0, noise, 1.0)
     factor = jnp.linalg.cholesky(gram + jnp.diag(diagonal))
     root = solve_triangular(factor, jnp.eye(is_row.shape[0]), lower=True)
@@ -149,9 +144,9 @@ def negative_evidence(
     value += 0.5 * jnp.log(level) - 0.5 * missing * jnp.log(one_round)
     # d/dw = (tr(P T) - a'Ta) / 2, and every weight also lifts the noise floor.
     slack = projected - alpha[:, None] * alpha[None, :]
-    of_rows = jnp.stack([of_noise, of_floor]) @ jnp.diagonal(slack)
-    noise_slope, floor_slope = 0.5 * of_rows - 0.5 * missing / one_round
-    slopes = 0.5 * jnp.einsum("nm,inm->i", slack, grams) + min_noise * floor_slope
+    noise_slope = 0.5 * jnp.sum(jnp.diagonal(slack) * is_row / plays)
+    noise_slope -= 0.5 * missing / one_round
+    slopes = 0.5 * jnp.einsum("nm,inm->i", slack, grams) + min_noise * noise_slope
     gradient = jnp.concatenate([slopes, noise_slope[None]]) * scales
     gradient = jnp.concatenate([gradient, power_slope[None]])
     spread = jnp.full(params.shape, PRIOR_DEVIATION).at[-1].set(POWER_DEVIATION)
