@@ -303,17 +303,14 @@ def _float64_belief(state: Any, sets: np.ndarray) -> tuple[np.ndarray, np.ndarra
     scales = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.scales)
     size = state.problem.num_arms
     tables = np.asarray(set_kernel.basis_tables(sets.shape[1], 2), np.float64)
-    *weights, curve = np.exp(scales.log_weights)
-    table = np.asarray(weights) @ tables
+    table = np.exp(scales.log_weights) @ tables
     noise = np.exp(scales.log_noise) + scales.floor
     noise = noise / np.minimum(plays, MAX_PLAYS)
     hot = np.zeros((len(actions) + len(sets), size))
     np.put_along_axis(hot, np.concatenate([actions, sets]), 1.0, axis=1)
-    rows = hot[: len(actions)]
-    rise = np.square(hot @ np.asarray(state.slope, np.float64))
-    kernel = table[np.rint(rows @ hot.T).astype(int)]
-    kernel += curve * np.outer(rise[: len(rows)], rise)
-    gram, cross = kernel[:, : len(rows)] + np.diag(noise), kernel[:, len(rows) :]
+    rows, others = hot[: len(actions)], hot[len(actions) :]
+    gram = table[np.rint(rows @ rows.T).astype(int)] + np.diag(noise)
+    cross = table[np.rint(rows @ others.T).astype(int)]
     latent = np.asarray(to_latent(state.scales.link, rewards))
     target = (latent - scales.center) / scales.deviation
     solved = np.linalg.solve(gram, np.column_stack([cross, target, np.ones(len(rows))]))
@@ -321,8 +318,9 @@ def _float64_belief(state: Any, sets: np.ndarray) -> tuple[np.ndarray, np.ndarra
     level = ones @ target / ones.sum()
     mean = cross.T @ (solved[:, -2] - level * ones) + level
     doubt = 1.0 - cross.T @ ones
-    prior = table[-1] + curve * np.square(rise[len(rows) :])
-    variance = prior - np.sum(cross * solved[:, :-2], axis=0) + doubt**2 / ones.sum()
+    variance = (
+        table[-1] - np.sum(cross * solved[:, :-2], axis=0) + doubt**2 / ones.sum()
+    )
     unit = scales.deviation
     return scales.center + unit * mean, unit**2 * variance
 

@@ -210,8 +210,7 @@ def test_ntk__almost_without_discount_is_the_stationary_master(fit: bool) -> Non
     rewards = _stream(ROWS)[1]
     beliefs = []
     for discount in (ALMOST_ONE, 1.0):
-        # With a discount no kernel bends.
-        master = _compiled("ntk", discount=discount, bend=False)
+        master = _compiled("ntk", discount=discount)
         state = master.init(KEY(), _problem())
         for part in np.split(np.arange(ROWS), 4):
             state = _tell(master, state, _sets(ROWS, 1)[part], rewards[part])

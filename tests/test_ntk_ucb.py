@@ -78,18 +78,13 @@ def _told(rows: int, *, weights: tuple[float, ...] | None = None) -> NtkUcbState
     return jax.jit(lambda s, p: jax.lax.scan(tell, s, p)[0])(state, pairs)
 
 
-def _table(state: NtkUcbState) -> np.ndarray:
-    """The kernel over the overlaps 0..K, of a state that does not bend yet."""
-    assert not np.any(state.slope)
-    weights = np.exp(np.asarray(state.scales.log_weights, float))[:-1]
-    return weights @ np.asarray(set_kernel.basis_tables(K, CONFIG.depth), float)
-
-
 def _reference(state: NtkUcbState, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     actions, rewards = _data()
     count = int(state.history.count)
     actions, rewards = actions[:count], rewards[:count].astype(float)
-    table = _table(state)
+    table = np.exp(np.asarray(state.scales.log_weights, float)) @ np.asarray(
+        set_kernel.basis_tables(K, CONFIG.depth), float
+    )
     rows, others = multi_hot(actions, L), multi_hot(sets, L)
     noise = float(np.exp(state.scales.log_noise) + state.scales.floor)
     mean, scale = float(state.scales.center), float(state.scales.deviation)
@@ -173,7 +168,7 @@ def test_grow__keeps_the_belief_and_makes_room() -> None:
 
 
 def test_quadratic__is_exact_when_the_kernel_is_of_degree_two() -> None:
-    state = absorb_all(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF, OFF)))
+    state = absorb_all(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
     arms = jnp.arange(L, dtype=jnp.int32)
     model = jax.jit(MASTER.quadratic)(state, arms)
     sets = _sets(20)
@@ -201,7 +196,7 @@ def test_marginals__order_the_arms_as_the_linear_truth_does() -> None:
 
 
 def test_draws__have_the_mean_and_the_deviation_of_the_belief() -> None:
-    state = absorb_all(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF, OFF)))
+    state = absorb_all(jax.random.key(2), _told(ROWS, weights=(0.0, -1.0, OFF)))
     n = 400
     draw = jax.jit(MASTER.draws, static_argnums=3)
     models = draw(jax.random.key(7), state, jnp.arange(L, dtype=jnp.int32), n)
@@ -366,7 +361,9 @@ def test_refit__one_row_a_set_leaves_the_posterior_as_it_is() -> None:
     assert int(state.history.plays[:20].sum()) == again.size == state.history.rounds
     sets = np.asarray(_sets(12))
     belief = jax.jit(master.belief)(state, jnp.asarray(sets))
-    table = _table(state)
+    table = np.exp(np.asarray(state.scales.log_weights, float)) @ np.asarray(
+        set_kernel.basis_tables(K, 2), float
+    )
     rows, others = multi_hot(actions[again], L), multi_hot(sets, L)
     kernel = [
         table[np.rint(a @ b.T).astype(int)] + 1e4

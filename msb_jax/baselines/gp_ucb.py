@@ -15,8 +15,8 @@ deviation is dear. The best of all sets that were scored make a pool for the com
 rounds, within which the joint belief is conditioned exactly on every reward.
 
 The Gaussian process is the closed-form master (`masters.ntk_ucb`) without its extras:
-no tangent kernel, no bend, no power of the reward, a constant radius; and none of the
-agent's other parts: no integer programs, no other samplers.
+no tangent kernel, no power of the reward, a constant radius; and none of the agent's
+other parts: no integer programs, no other samplers.
 
 Source: Srinivas, Krause, Kakade and Seeger 2010; Desautels, Krause and Burdick 2014 for
 batches.
@@ -114,7 +114,6 @@ def make_master(config: GpUcbConfig) -> Master:
     return ntk_ucb(
         NtkUcbConfig(
             tangent=False,
-            bend=False,
             fit_power=False,
             radius=config.beta,
             explore=0.0,

@@ -46,8 +46,8 @@ class Kernel(NamedTuple):
     terms: Callable[[Problem, jax.Array, jax.Array], jax.Array]
     # problem, weights, actions, others -> their weighted sum [C, N]
     value: Callable[[Problem, jax.Array, jax.Array, jax.Array], jax.Array]
-    # problem, weights, actions [N, K] -> of every action with itself [N]
-    own: Callable[[Problem, jax.Array, jax.Array], jax.Array]
+    # problem, weights -> [] of an action with itself
+    own: Callable[[Problem, jax.Array], jax.Array]
     # problem, weights, actions [C, K], coefficients [C] -> worth of arms alone [L]
     by_arm: Callable[[Problem, jax.Array, jax.Array, jax.Array], jax.Array]
     # problem, weights, actions [C, K], arms [A]

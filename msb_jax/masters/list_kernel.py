@@ -57,9 +57,9 @@ def list_kernel() -> Kernel:
     ) -> jax.Array:
         return jnp.einsum("s,scn->cn", weights, terms(problem, actions, others))
 
-    def own(problem: Problem, weights: jax.Array, actions: jax.Array) -> jax.Array:
+    def own(problem: Problem, weights: jax.Array) -> jax.Array:
         del problem
-        return jnp.broadcast_to(jnp.sum(weights), actions.shape[:1])
+        return jnp.sum(weights)
 
     def expand(
         problem: Problem, weights: jax.Array, actions: jax.Array, arms: jax.Array

@@ -16,7 +16,6 @@ Differs from the paper:
 * the kernel has linear and quadratic terms beside the tangent kernel, and the weights
   of the three and the noise are chosen by marginal likelihood, on a geometric schedule
   of rounds; the constant is estimated by generalised least squares;
-* one more term bends along the linear one (`bend`), on sets and without a discount;
 * rewards are standardised (I-9), on a monotone scale (`link`) whose power the
   likelihood chooses: a cubic of a linear function is linear on its cube-root scale;
 * rounds that played the same set are one row, with their mean reward and a noise
@@ -46,7 +45,6 @@ from jax.scipy.linalg import solve_triangular
 from msb_jax.link import to_latent, to_reward
 from msb_jax.masters import discount as forget
 from msb_jax.masters import history as hist
-from msb_jax.masters.bend import bent, find_slope
 from msb_jax.masters.evidence import (
     Scales,
     fit_scales,
@@ -58,7 +56,7 @@ from msb_jax.masters.list_kernel import list_kernel
 from msb_jax.masters.scoring import total_score
 from msb_jax.masters.set_kernel import set_kernel
 from msb_jax.masters.triangular import invert_lower, lift, lower_product
-from msb_jax.problem import ORDERED, SUBSETS, Problem, violated_pairs, violation_rate
+from msb_jax.problem import ORDERED, Problem, violated_pairs, violation_rate
 from msb_jax.types import Belief, Key, Master, Quadratic, Score
 
 # Keeps divisions by what is zero before the first round finite.
@@ -89,7 +87,6 @@ class NtkUcbConfig:
     fit_rounds: int = 256  # or by so many
     fit_power: bool = True  # False: model the reward itself
     tangent: bool = True  # False: the linear and the quadratic term alone
-    bend: bool = True  # a term for sets that are worth more than their parts (`bend`)
     min_noise: float = 5e-4  # share of the kernel's variance; keeps float32 safe
     many_rows: int = 1024  # beyond these the share grows with the rows
     discount: float | str = 1.0  # weight of a round for each it is older, or "auto"
@@ -134,7 +131,6 @@ class NtkUcbState(NamedTuple):
     fitted_at: jax.Array  # [] int32, rounds told at the last fit of the weights
     num_fits: jax.Array  # [] int32
     stretch: jax.Array  # [] log of what the radius is widened by
-    slope: jax.Array  # [L] along which the kernel bends, 0 before the second fit
     tracker: Any = ()  # what chooses the discount, if it is "auto"
 
 
@@ -145,22 +141,13 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     sets, lists = set_kernel(config.depth, config.tangent), list_kernel()
 
-    def can_bend(problem: Problem) -> bool:
-        return config.bend and not is_discounted and problem.space == SUBSETS
-
-    def kernel_of(problem: Problem, slope: jax.Array) -> Kernel:
-        plain = lists if problem.space == ORDERED else sets
-        return bent(plain, slope) if can_bend(problem) else plain
-
-    def present(state: NtkUcbState) -> tuple[Kernel, jax.Array]:
-        """The kernel, and the weights of its terms [S]."""
-        weights = jnp.exp(state.scales.log_weights)
-        return kernel_of(state.problem, state.slope), weights
+    def kernel_of(problem: Problem) -> Kernel:
+        return lists if problem.space == ORDERED else sets
 
     def kernel(state: NtkUcbState, actions: jax.Array, others: jax.Array) -> jax.Array:
         """Kernel values of every pair: [C, N]."""
-        own, weights = present(state)
-        return own.value(state.problem, weights, actions, others)
+        weights = jnp.exp(state.scales.log_weights)
+        return kernel_of(state.problem).value(state.problem, weights, actions, others)
 
     def diagonal(state: NtkUcbState, is_row: jax.Array) -> jax.Array:
         """Noise of the rows of the history, 1 where there is none: [C]."""
@@ -180,17 +167,15 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         capacity = hist.next_capacity(0, 2 * config.block)
         if is_discounted:  # enough for all rounds after the warm-up
             capacity = hist.next_capacity(config.memory, 2 * hist.slack(config.block))
-        slope = jnp.zeros((problem.num_arms,))
         return NtkUcbState(
             problem=problem,
             history=hist.new_history(capacity, problem.k),
             root=jnp.eye(capacity),
             whitened=jnp.zeros((capacity, 2)),
-            scales=start_scales(kernel_of(problem, slope).start),
+            scales=start_scales(kernel_of(problem).start),
             fitted_at=jnp.zeros((), jnp.int32),
             num_fits=jnp.zeros((), jnp.int32),
             stretch=jnp.zeros(()),
-            slope=slope,
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
 
@@ -261,29 +246,19 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     def refit(state: NtkUcbState) -> NtkUcbState:
         """Merge the rounds, choose the weights by likelihood and factorise afresh."""
-        if can_bend(state.problem):
-            state = state._replace(slope=steepest(state))
         merged = state._replace(history=hist.merge(state.history))
         return factorise(choose_scales(merged))
-
-    def steepest(state: NtkUcbState) -> jax.Array:
-        """The slopes that the last fit tells of: [L], 0 before there is one."""
-        history = state.history
-        alpha = weighted(state, coefficients(state)[0])
-        is_row = hist.valid_rows(history, history.count)
-        slope = find_slope(history.actions, alpha, is_row, state.problem.num_arms)
-        return jnp.where(state.num_fits > 0, slope, 0.0)
 
     def choose_scales(state: NtkUcbState) -> NtkUcbState:
         """Choose the weights by likelihood."""
         history = state.history
         crowd = jnp.maximum(1.0, history.count / config.many_rows)
-        own, _ = present(state)
+        terms = kernel_of(state.problem).terms
         scales = fit_scales(
             history,
-            lambda actions: own.terms(state.problem, actions, actions),
+            lambda actions: terms(state.problem, actions, actions),
             state.scales,
-            own.prior,
+            kernel_of(state.problem).prior,
             num_rows=config.fit_rows,
             num_steps=config.fit_steps,
             min_noise=config.min_noise * crowd,
@@ -433,10 +408,10 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     def score(state: NtkUcbState, actions: jax.Array) -> Score:
         residual, constant, deviation = target(state)
         v = cross(state, actions)
-        own, weights = present(state)
-        prior = own.own(state.problem, weights, actions)
+        weights = jnp.exp(state.scales.log_weights)
+        own = kernel_of(state.problem).own(state.problem, weights)
         known = explained(state, v)
-        variance = prior - jnp.sum(known * known, axis=0) + jnp.square(doubt(state, v))
+        variance = own - jnp.sum(known * known, axis=0) + jnp.square(doubt(state, v))
         latent = constant + deviation * (v.T @ residual)
         reach = radius(state) * deviation * jnp.sqrt(jnp.maximum(variance, 0.0))
         mean = to_reward(state.scales.link, latent)
@@ -461,8 +436,8 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
 
     def marginals(state: NtkUcbState) -> jax.Array:
         alpha, constant, deviation = coefficients(state)
-        own, weights = present(state)
-        worth = own.by_arm(
+        weights = jnp.exp(state.scales.log_weights)
+        worth = kernel_of(state.problem).by_arm(
             state.problem, weights, state.history.actions, weighted(state, alpha)
         )
         return constant + deviation * worth
@@ -478,16 +453,17 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
         )
 
     def expansion(state: NtkUcbState, arms: jax.Array) -> Expansion:
-        own, weights = present(state)
-        return own.expand(state.problem, weights, state.history.actions, arms)
+        weights = jnp.exp(state.scales.log_weights)
+        actions = state.history.actions
+        return kernel_of(state.problem).expand(state.problem, weights, actions, arms)
 
     def draws(key: Key, state: NtkUcbState, arms: jax.Array, n: int) -> Quadratic:
         """Exact posterior draws of the quadratic part (Matheron's rule)."""
         *prior_keys, noise_key = jax.random.split(key, 3)
         capacity = state.history.rewards.shape[0]
         model = expansion(state, arms)
-        own, weights = present(state)
-        linear, pair, values = own.draw(
+        weights = jnp.exp(state.scales.log_weights)
+        linear, pair, values = kernel_of(state.problem).draw(
             prior_keys, state.problem, weights, model, state.history.actions, arms, n
         )
         noise = jnp.sqrt(row_noise(state.scales, state.history.plays))

@@ -122,9 +122,8 @@ def set_kernel(depth: int, tangent: bool = True) -> Kernel:
         counts = overlaps(actions, others, problem.num_arms)
         return (weights @ tables(problem))[counts]
 
-    def own(problem: Problem, weights: jax.Array, actions: jax.Array) -> jax.Array:
-        whole = (weights @ tables(problem))[problem.k]
-        return jnp.broadcast_to(whole, actions.shape[:1])
+    def own(problem: Problem, weights: jax.Array) -> jax.Array:
+        return (weights @ tables(problem))[problem.k]
 
     def by_arm(
         problem: Problem, weights: jax.Array, actions: jax.Array, alpha: jax.Array
