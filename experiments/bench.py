@@ -32,7 +32,7 @@ from msb_jax.agent.master_slave import MasterSlaveConfig, master_slave
 from msb_jax.link import to_latent
 from msb_jax.masters import set_kernel
 from msb_jax.masters.confidence import confidence
-from msb_jax.masters.evidence import MAX_PLAYS
+from msb_jax.masters.evidence import row_noise
 from msb_jax.masters.ntk_ucb import NtkUcbConfig, ntk_ucb
 from msb_jax.networks import ucb
 from msb_jax.problem import problem_from_conflicts, random_sets
@@ -299,13 +299,11 @@ def _float64_belief(state: Any, sets: np.ndarray) -> tuple[np.ndarray, np.ndarra
     """Mean and variance of the same model, by NumPy in float64."""
     count = int(state.history.absorbed)
     actions, rewards = state.history.actions[:count], state.history.rewards[:count]
-    plays = np.asarray(state.history.plays[:count], np.float64)
     scales = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.scales)
     size = state.problem.num_arms
     tables = np.asarray(set_kernel.basis_tables(sets.shape[1], 2), np.float64)
     table = np.exp(scales.log_weights) @ tables
-    noise = np.exp(scales.log_noise) + scales.floor
-    noise = noise / np.minimum(plays, MAX_PLAYS)
+    noise = np.asarray(row_noise(state.scales, state.history.plays[:count]), np.float64)
     hot = np.zeros((len(actions) + len(sets), size))
     np.put_along_axis(hot, np.concatenate([actions, sets]), 1.0, axis=1)
     rows, others = hot[: len(actions)], hot[len(actions) :]
