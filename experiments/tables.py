@@ -9,6 +9,9 @@ import numpy as np
 
 from msb_jax.metrics import standard_error
 
+# Rewards are float32: a smaller difference between averages is rounding.
+TIE = 1e-6
+
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write an aligned Markdown table, the first column to the left."""
@@ -81,7 +84,7 @@ def paired_table(
 ) -> str:
     """Write what each policy gains on the reference, seed by seed.
 
-    Empty if the reference did not play, or nobody else did.
+    Seeds with equal averages are won by nobody. Empty if the reference did not play, or nobody else did.
     """
     if reference not in policies or len(policies) < 2:
         return ""
@@ -101,7 +104,7 @@ def paired_table(
             [
                 name,
                 f"{gain.mean():+.4f} ± {standard_error(gain):.4f}",
-                f"{(gain < 0).sum()} of {gain.size}",
+                f"{(gain < -TIE).sum()} of {gain.size}",
                 f"{net.mean():+.4f} ± {standard_error(net):.4f}",
                 f"{pairs.mean():+.2f} ± {standard_error(pairs):.2f}",
             ]

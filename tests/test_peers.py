@@ -174,5 +174,7 @@ def test_paired_table__counts_seeds_and_differences() -> None:
     row = [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")]
     differences = ["-0.0333 ± 0.0667", "2 of 3", "-0.2333 ± 0.0882", "+2.00 ± 0.58"]
     assert row == ["other", *differences]
+    rounded = entry([0.9 - 1e-8, 0.8 - 1e-8, 0.7], [0.0, 0.0, 0.0])
+    assert "0 of 3" in paired_table({"master_slave": ours, "same": rounded})
     assert paired_table({"master_slave": ours}) == ""
     assert paired_table({"other": ours, "more": ours}) == ""
