@@ -84,7 +84,8 @@ def paired_table(
 ) -> str:
     """Write what each policy gains on the reference, seed by seed.
 
-    Seeds with equal averages are won by nobody. Empty if the reference did not play, or nobody else did.
+    Seeds with equal averages are won by nobody. Empty if the reference did not play,
+    or nobody else did.
     """
     if reference not in policies or len(policies) < 2:
         return ""
