@@ -14,13 +14,9 @@ from msb_jax.agent.pool import condition
 from msb_jax.link import choose_origin, to_latent
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist
-from msb_jax.masters.ntk_ucb import (
-    MAX_SHARE,
-    MAX_STRETCH,
-    NtkUcbConfig,
-    NtkUcbState,
-    ntk_ucb,
-)
+from msb_jax.masters.ntk_learning import MAX_SHARE, MAX_STRETCH
+from msb_jax.masters.ntk_state import NtkUcbConfig, NtkUcbState
+from msb_jax.masters.ntk_ucb import ntk_ucb
 from msb_jax.problem import make_problem, random_sets
 from msb_jax.solvers.local_search import evaluate
 from tests.reference import gaussian_process, multi_hot
