@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from msb_jax.agent.pool import condition
-from msb_jax.link import choose_origin, to_latent
-from msb_jax.masters import evidence, set_kernel
-from msb_jax.masters import history as hist
+from msb_jax.link import to_latent
+from msb_jax.masters import set_kernel
 from msb_jax.masters.ntk_learning import MAX_SHARE, MAX_STRETCH
 from msb_jax.masters.ntk_state import NtkUcbConfig, NtkUcbState
 from msb_jax.masters.ntk_ucb import ntk_ucb
@@ -28,11 +27,6 @@ ABSORB_BLOCK = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
 UPDATE = jax.jit(MASTER.update)
 BELIEF = jax.jit(MASTER.belief)
-SETS = set_kernel.set_kernel(2)
-
-
-def _set_terms(actions: jax.Array) -> jax.Array:
-    return SETS.terms(_problem(), actions, actions)
 
 
 def absorb_all(key: jax.Array, state: NtkUcbState) -> NtkUcbState:
@@ -296,49 +290,6 @@ def test_refit__is_no_worse_than_ridge_regression_on_linear_rewards() -> None:
     assert np.sqrt(np.mean((mean - _truth(held)) ** 2)) < 1.15 * min(errors)
 
 
-def test_evidence__gradient_equals_finite_differences() -> None:
-    rng = np.random.default_rng(0)
-    actions, rewards = _data()
-    counts = set_kernel.overlaps(jnp.asarray(actions), jnp.asarray(actions), L)
-    grams = set_kernel.basis_tables(K, 2)[:, counts]
-    is_row = jnp.ones((ROWS,)).at[-3:].set(0.0)
-    grams = grams * (is_row[:, None] * is_row[None, :])[None]
-    plays = jnp.asarray(rng.integers(1, 90, ROWS), jnp.float32)
-    origin = choose_origin(jnp.asarray(rewards), is_row)
-
-    def targets(power: jax.Array) -> jax.Array:
-        latent = to_latent(origin._replace(power=power), jnp.asarray(rewards))
-        return (latent - latent.mean()) * is_row
-
-    params = jnp.asarray([*(rng.normal(size=4) - 1.0), 0.7], jnp.float32)
-    call = jax.jit(
-        lambda p: evidence.negative_evidence(
-            p, grams, targets, is_row, plays, 1e-3, SETS.prior
-        )
-    )
-    _, gradient = call(params)
-    for i in range(5):
-        step = np.zeros(5, np.float32)
-        step[i] = 1e-2
-        high, _ = call(params + step)
-        low, _ = call(params - step)
-        np.testing.assert_allclose(
-            gradient[i], (high - low) / 2e-2, rtol=0.02, atol=0.02
-        )
-
-
-def test_evidence__looks_at_old_rows_and_at_the_newest() -> None:
-    history = hist.new_history(300, K)._replace(count=jnp.asarray(250))
-    rows, is_row = evidence.fit_rows(history, 64)
-    assert np.asarray(is_row).all()
-    assert len(set(np.asarray(rows).tolist())) == 64
-    assert set(range(218, 250)) <= set(np.asarray(rows).tolist())
-    assert min(np.asarray(rows)) == 0
-    rows, is_row = evidence.fit_rows(history._replace(count=jnp.asarray(40)), 64)
-    assert np.asarray(rows)[:40].tolist() == list(range(40))
-    assert np.asarray(is_row).sum() == 40
-
-
 def test_refit__one_row_a_set_leaves_the_posterior_as_it_is() -> None:
     actions, rewards = _data()
     rng = np.random.default_rng(3)
@@ -410,96 +361,6 @@ def test_refresh__float32_survives_thousands_of_rounds_around_one_set() -> None:
     truth = theta[held].sum(1) ** 2 / 10.0
     score = jax.jit(master.score)(state, jnp.asarray(held, jnp.int32))
     assert np.abs(np.asarray(score.mean) - truth).max() < 0.05 * truth.std()
-
-
-def test_refit__finds_the_scale_on_which_a_cubic_is_linear() -> None:
-    rng = np.random.default_rng(4)
-    actions = np.stack([rng.permutation(L)[:K] for _ in range(120)]).astype(np.int32)
-    linear = multi_hot(actions, L) @ (0.2 + rng.random(L))
-    history = hist.new_history(128, K)._replace(
-        actions=jnp.asarray(np.pad(actions, ((0, 8), (0, 0)))),
-        rewards=jnp.asarray(np.pad(linear**3, (0, 8)), jnp.float32),
-        count=jnp.asarray(120),
-    )
-    fit = jax.jit(
-        functools.partial(
-            evidence.fit_scales,
-            terms=_set_terms,
-            prior=SETS.prior,
-            num_rows=120,
-            num_steps=60,
-            min_noise=5e-4,
-            fit_power=True,
-        )
-    )
-    scales = fit(history, start=evidence.start_scales(SETS.start))
-    assert abs(float(scales.link.power) - 1 / 3) < 0.08
-    weights = np.exp(np.asarray(scales.log_weights))
-    assert weights[0] > 20 * weights[1:].sum()
-
-
-@pytest.mark.parametrize("depth", [2, 3])
-def test_tangent_kernel__matches_the_gradients_of_a_wide_network(depth: int) -> None:
-    width, size = 2048 if depth == 2 else 512, 8
-    rng = np.random.default_rng(0)
-    points = rng.normal(size=(2, size))
-    points[1] = 0.5 * points[0] + points[1]
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    shapes = [size] + [width] * (depth - 1)
-    values = []
-    for _ in range(8):
-        hidden = [
-            rng.normal(size=(width, fan)) * np.sqrt(2 / width) for fan in shapes[:-1]
-        ]
-        last = rng.normal(size=(1, width))
-        activations, masks = [[x] for x in points], [[], []]
-        for i in range(2):
-            for w in hidden:
-                pre = w @ activations[i][-1]
-                masks[i].append(pre > 0)
-                activations[i].append(np.maximum(pre, 0))
-        total = activations[0][-1] @ activations[1][-1]
-        deltas = [last[0] * masks[i][-1] for i in range(2)]
-        for layer in range(depth - 2, -1, -1):
-            total += (
-                (activations[0][layer] @ activations[1][layer])
-                * (deltas[0] @ deltas[1])
-                * 2
-                / width
-            )
-            if layer:
-                deltas = [
-                    (hidden[layer].T @ deltas[i]) * masks[i][layer - 1]
-                    for i in range(2)
-                ]
-        values.append(total)
-    rho = jnp.asarray([points[0] @ points[1]], jnp.float32)
-    expected = float(set_kernel.tangent_kernel(rho, depth)[0])
-    error = (np.mean(values) - expected) / (np.std(values, ddof=1) / np.sqrt(8))
-    assert abs(error) < 5
-
-
-def test_overlaps__count_common_arms() -> None:
-    sets = _sets(9)
-    counts = set_kernel.overlaps(sets, sets[:4], L)
-    expected = [
-        [len(set(a) & set(b)) for b in sets[:4].tolist()] for a in sets.tolist()
-    ]
-    np.testing.assert_array_equal(counts, expected)
-
-
-def test_quadratic_fit__is_exact_on_polynomials() -> None:
-    overlap = np.arange(K + 1.0)
-    table = 0.3 + 0.2 * overlap - 0.05 * overlap**2
-    np.testing.assert_allclose(
-        set_kernel.quadratic_fit(jnp.asarray(table, jnp.float32)),
-        [0.3, 0.2, -0.05],
-        atol=1e-4,
-    )
-    # With K=1 there are two overlaps and a line goes through both.
-    np.testing.assert_allclose(
-        set_kernel.quadratic_fit(jnp.asarray([1.0, 3.0])), [1.0, 2.0, 0.0], atol=1e-5
-    )
 
 
 def test_due__asks_for_a_fit_on_a_geometric_schedule() -> None:
