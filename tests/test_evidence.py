@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from msb_jax.link import choose_origin, to_latent
+from msb_jax.link import Link, choose_origin, to_latent
 from msb_jax.masters import evidence, set_kernel
 from msb_jax.masters import history as hist
 from msb_jax.problem import make_problem
@@ -91,3 +91,69 @@ def test_fit_scales__finds_the_scale_on_which_a_cubic_is_linear() -> None:
     assert abs(float(scales.link.power) - 1 / 3) < 0.08
     weights = np.exp(np.asarray(scales.log_weights))
     assert weights[0] > 20 * weights[1:].sum()
+
+
+def test_repeats_evidence__slope_equals_finite_differences() -> None:
+    for log_noise in (-3.0, 0.5):
+        at = functools.partial(evidence.repeats_evidence, number=40.0, squares=3.0)
+        _, slope = at(jnp.asarray(log_noise))
+        high, _ = at(jnp.asarray(log_noise + 1e-2))
+        low, _ = at(jnp.asarray(log_noise - 1e-2))
+        np.testing.assert_allclose(slope, (high - low) / 2e-2, rtol=1e-2)
+    _, slope = evidence.repeats_evidence(jnp.log(3.0 / 40.0), 40.0, 3.0)
+    np.testing.assert_allclose(slope, 0.0, atol=1e-4)  # the mean square
+
+
+def test_repeats__are_counted_on_the_latent_scale() -> None:
+    history = hist.new_history(4, K)._replace(
+        rewards=jnp.asarray([2.0, 1.0, 3.0, 0.0]),
+        plays=jnp.asarray([5.0, 1.0, 0.25, 1.0]),
+        scatter=jnp.asarray([8.0, 0.0, 0.0, 0.0]),
+        count=jnp.asarray(3),
+    )
+    link = Link(power=jnp.asarray(0.5), shift=jnp.zeros(()), unit=jnp.ones(()))
+    number, squares = evidence.repeats(history, link, jnp.asarray(2.0))
+    assert float(number) == 4.0  # a row that counts less than a round repeats nothing
+    np.testing.assert_allclose(squares, 8.0 * (2.0**-0.5 / 2.0) ** 2, rtol=1e-6)
+
+
+def test_fit_scales__tells_noise_from_what_is_peculiar_to_a_set() -> None:
+    # What looks good is played again, as long as it does: means alone mislead.
+    rng = np.random.default_rng(6)
+    actions = np.stack([rng.permutation(L)[:K] for _ in range(120)]).astype(np.int32)
+    worth = multi_hot(actions, L) @ rng.random(L)
+    noise_std = 1.0
+    told = [[w + noise_std * rng.normal()] for w in worth]
+    for _ in range(400):
+        best = max(told, key=lambda rounds: np.mean(rounds) + 1.0 / len(rounds) ** 0.5)
+        best.append(worth[told.index(best)] + noise_std * rng.normal())
+    pad = (0, 8)
+    history = hist.new_history(128, K)._replace(
+        actions=jnp.asarray(np.pad(actions, (pad, (0, 0)))),
+        rewards=jnp.asarray(np.pad([np.mean(x) for x in told], pad), jnp.float32),
+        plays=jnp.asarray(np.pad([len(x) for x in told], pad, constant_values=1.0)),
+        scatter=jnp.asarray(np.pad([np.var(x) * len(x) for x in told], pad)),
+        count=jnp.asarray(120),
+    )
+    fit = jax.jit(
+        functools.partial(
+            evidence.fit_scales,
+            terms=_set_terms,
+            prior=SETS.prior,
+            num_rows=120,
+            num_steps=90,
+            min_noise=5e-4,
+            fit_power=False,
+        )
+    )
+    start = evidence.start_scales(SETS.start)
+    scales = fit(history, start=start)
+    assert 0.8 < _noise(scales) / noise_std**2 < 1.2
+    # Without the scatter of the rounds a set's own term takes a part of the noise.
+    alone = history._replace(scatter=jnp.zeros((128,)), plays=jnp.ones((128,)))
+    assert _noise(fit(alone, start=start)) / noise_std**2 < 0.7
+
+
+def _noise(scales: evidence.Scales) -> float:
+    """Variance of a round, in units of the reward."""
+    return float(np.exp(scales.log_noise) * scales.deviation**2)

@@ -41,6 +41,25 @@ def test_merge__again_after_more_rounds_weighs_the_means() -> None:
     np.testing.assert_array_equal(MERGE(again).rewards, again.rewards)
 
 
+def test_merge__keeps_the_scatter_of_the_rounds_of_a_set() -> None:
+    first, second, third = [1.0, 3.0, 8.0], [2.0, 2.5], [4.0]
+    told = _told(*(([0, 1, 2], r) for r in first[:2]), ([3, 4, 5], second[0]))
+    merged = MERGE(told)
+    np.testing.assert_allclose(merged.scatter[:3], [2.0, 0.0, 0.0])
+    for action, reward in (
+        ([2, 1, 0], first[2]),
+        ([5, 4, 3], second[1]),
+        ([6, 7, 8], third[0]),
+    ):
+        merged = hist.append(merged, jnp.asarray(action), jnp.asarray(reward))
+    again = hist.grow(MERGE(merged), CAPACITY + 4)
+    wanted = [np.var(x) * len(x) for x in (first, second, third)]
+    np.testing.assert_allclose(again.scatter[:3], wanted, rtol=1e-6)
+    assert again.scatter.shape == (CAPACITY + 4,) and not again.scatter[3:].any()
+    kept = hist.keep_last(again, 2)
+    np.testing.assert_allclose(kept.scatter[:3], [*wanted[1:], 0.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("rounds", [0, 1, CAPACITY])
 def test_merge__keeps_distinct_sets_as_they_are(rounds: int) -> None:
     told = _told(*(([i, i + 1, i + 2], float(i)) for i in range(rounds)))

@@ -6,6 +6,11 @@ kernel sum_i w_i T_i is smooth in log w, so a few dozen Adam steps on a few hund
 rows are enough, warm-started from the last fit. The unknown constant of the reward is
 integrated out (restricted likelihood), and the power of the `link` is fitted along.
 
+A row holds the mean of all rounds of a set. How these scatter about it tells the noise,
+and nothing else does: to the means alone, a term of the kernel under which distinct
+sets have little in common looks like noise, and which sets were played again, because
+they had looked good, makes the noise look smaller than it is.
+
 Rows may count less than one round (`discount`): the likelihood of a row of weight w is
 taken to the power w. As a function of the kernel that is a row of noise 1 / w; but it
 brings w / 2 of the logarithm of the noise, not a half, or old rows would be evidence
@@ -28,6 +33,7 @@ from msb_jax.link import (
     Link,
     choose_origin,
     identity_link,
+    latent_slope,
     to_latent,
 )
 from msb_jax.masters import history as hist
@@ -157,6 +163,33 @@ def negative_evidence(
     return value + 0.5 * jnp.sum(pull * pull), gradient + pull / spread
 
 
+def repeats(
+    history: hist.History, link: Link, deviation: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the rounds of a set tell beside their mean, in all rows.
+
+    Returns:
+        Rounds beside the first one of each row [], and the squares of all rounds about
+        the mean of their row [], on the latent scale and in units of `deviation`.
+    """
+    is_row = hist.valid_rows(history, history.count)
+    slope = latent_slope(link, history.rewards) / deviation
+    number = jnp.sum(is_row * jnp.maximum(history.plays - 1.0, 0.0))
+    return number, jnp.sum(is_row * history.scatter * jnp.square(slope))
+
+
+def repeats_evidence(
+    log_noise: jax.Array, number: jax.Array, squares: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Negative log likelihood of the scatter, and its slope in `log_noise`.
+
+    The floor of the noise has no part in it: it is for float32, and must not be pushed
+    down, and the weights with it, where there is less noise than that.
+    """
+    ratio = squares * jnp.exp(-log_noise)
+    return 0.5 * (number * log_noise + ratio), 0.5 * (number - ratio)
+
+
 def fit_scales(
     history: hist.History,
     terms: Callable[[jax.Array], jax.Array],
@@ -171,7 +204,7 @@ def fit_scales(
     """Fit weights, noise and power, from the given start.
 
     Args:
-        history: merged rounds; at most `num_rows` rows are looked at.
+        history: merged rounds; of at most `num_rows` rows the means are looked at.
         terms: actions [n, K] -> kernel terms of every pair [S, n, n].
         start: of the last fit.
         prior: [S] where the logarithms of the weights are expected.
@@ -214,6 +247,8 @@ def fit_scales(
         _, gradient = negative_evidence(
             params, grams, targets, is_row, plays, min_noise, prior
         )
+        told = repeats(history, origin._replace(power=params[-1]), deviation)
+        gradient = gradient.at[size].add(repeats_evidence(params[size], *told)[1])
         # A factorisation that failed in float32 must not poison the weights.
         gradient = jnp.where(jnp.isfinite(gradient), gradient, 0.0)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state)

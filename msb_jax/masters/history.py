@@ -2,7 +2,7 @@
 
 Rows [0, absorbed) are inside the master's linear algebra, rows [absorbed, count)
 were appended since the last refresh. A round is a row at first; `merge` makes one row
-of all rounds that played the same set, with their mean reward and their number. The
+of all rounds that played the same set, with their mean reward, number and scatter. The
 capacity is raised on the host between refreshes (`grow`): every size compiles once.
 """
 
@@ -29,6 +29,7 @@ class History(NamedTuple):
     actions: jax.Array  # [C, K] int32, rows >= count hold arm 0
     rewards: jax.Array  # [C] float32, mean of the row's rounds; 0 beyond count
     plays: jax.Array  # [C] float32, rounds of the row; 1 beyond count
+    scatter: jax.Array  # [C] float32, squares about the mean summed over the rounds
     count: jax.Array  # type: ignore[assignment]  # [] int32 rows; hides tuple.count
     absorbed: jax.Array  # [] int32 rows
     rounds: jax.Array  # [] int32, rounds told
@@ -40,6 +41,7 @@ def new_history(capacity: int, k: int) -> History:
         actions=jnp.zeros((capacity, k), jnp.int32),
         rewards=jnp.zeros((capacity,), jnp.float32),
         plays=jnp.ones((capacity,), jnp.float32),
+        scatter=jnp.zeros((capacity,), jnp.float32),
         count=jnp.zeros((), jnp.int32),
         absorbed=jnp.zeros((), jnp.int32),
         rounds=jnp.zeros((), jnp.int32),
@@ -96,7 +98,10 @@ def is_first(history: History) -> jax.Array:
 
 
 def merge(history: History) -> History:
-    """Make one row of all rows with the same set, in the order of the first ones."""
+    """Make one row of all rows with the same set, in the order of the first ones.
+
+    Mean, number and scatter are all that Gaussian rounds of a set tell.
+    """
     size = history.rewards.shape[0]
     leader = leaders(history)
     is_row = jnp.arange(size) < history.count
@@ -107,11 +112,15 @@ def merge(history: History) -> History:
     plays = jnp.zeros((size,)).at[target].add(history.plays, mode="drop")
     total = jnp.zeros((size,))
     total = total.at[target].add(history.plays * history.rewards, mode="drop")
+    rewards = jnp.where(plays > 0, total / jnp.where(plays > 0, plays, 1.0), 0.0)
+    aside = history.rewards - rewards[jnp.minimum(target, size - 1)]
+    scatter = history.scatter + history.plays * jnp.square(aside)
     actions = jnp.zeros_like(history.actions)
     return history._replace(
         actions=actions.at[own].set(history.actions, mode="drop"),
-        rewards=jnp.where(plays > 0, total / jnp.where(plays > 0, plays, 1.0), 0.0),
+        rewards=rewards,
         plays=jnp.where(plays > 0, plays, 1.0),
+        scatter=jnp.zeros((size,)).at[target].add(scatter, mode="drop"),
         count=jnp.sum(is_kept, dtype=jnp.int32),
         absorbed=jnp.zeros((), jnp.int32),
     )
@@ -128,6 +137,7 @@ def keep_last(history: History, n: jax.Array | int) -> History:
         actions=jnp.where(is_row[:, None], history.actions[rows], 0),
         rewards=jnp.where(is_row, history.rewards[rows], 0.0),
         plays=jnp.where(is_row, history.plays[rows], 1.0),
+        scatter=jnp.where(is_row, history.scatter[rows], 0.0),
         count=count,
         absorbed=jnp.maximum(history.absorbed - first, 0),
     )
@@ -142,6 +152,7 @@ def grow(history: History, capacity: int) -> History:
         actions=jnp.pad(history.actions, ((0, extra), (0, 0))),
         rewards=jnp.pad(history.rewards, (0, extra)),
         plays=jnp.pad(history.plays, (0, extra), constant_values=1.0),
+        scatter=jnp.pad(history.scatter, (0, extra)),
     )
 
 
