@@ -28,11 +28,12 @@ from experiments.progress import Progress
 from experiments.run_flags import SAMPLERS_HELP, RunFlags
 from experiments.synthetic import describe_truth
 from msb_jax.baselines.registry import MASTERS
+from msb_jax.conflicts import METRICS
 from msb_jax.data.demo import demo_log
 from msb_jax.data.format import Log, load_log
 from msb_jax.envs import replay_log as replay
 from msb_jax.envs import synthetic
-from msb_jax.problem import METRICS, Problem, make_problem, stack_problems
+from msb_jax.problem import Problem, make_problem, stack_problems
 from msb_jax.rng import stream
 from msb_jax.samplers.registry import PLAIN
 

@@ -22,8 +22,11 @@ import pytest  # noqa: E402
 
 # Their programs take minutes to compile. `.ci/run` runs these too.
 SLOW = (
+    "test_attention",
     "test_cem_ppo",
+    "test_ddpg",
     "test_g2anet",
+    "test_g2anet_learning",
     "test_gp_ucb",
     "test_learned_baselines",
     "test_rlfd",

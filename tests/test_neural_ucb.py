@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from msb_jax.masters.neural_ucb import NeuralUcbConfig, NeuralUcbState, neural_ucb
+from msb_jax.masters.neural_state import NeuralUcbConfig, NeuralUcbState
+from msb_jax.masters.neural_ucb import neural_ucb
 from msb_jax.networks import ucb
 from msb_jax.problem import Problem, problem_from_conflicts
 from msb_jax.types import Master

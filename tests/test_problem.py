@@ -1,8 +1,7 @@
-"""Conflict graphs, violations, feasible sets and repair, against brute force."""
+"""Problems: construction, violations, random sets, and what is refused."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -10,111 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from msb_jax import problem as pb
+from msb_jax.conflicts import distances
+from tests.graphs import complete, count_pairs
 
-NUM_ARMS, K = 9, 4
-feasible_sets = jax.jit(pb.random_feasible_sets, static_argnums=2)
-repair = jax.jit(pb.repair)
 violated_pairs = jax.jit(pb.violated_pairs)
 violation_rate = jax.jit(pb.violation_rate)
 random_sets = jax.jit(pb.random_sets, static_argnums=2)
-properties = settings(deadline=None, max_examples=25, derandomize=True, database=None)
-
-
-@st.composite
-def graphs(draw: Any, num_arms: int = NUM_ARMS) -> np.ndarray:
-    pairs = list(itertools.combinations(range(num_arms), 2))
-    edges = draw(st.sets(st.sampled_from(pairs)))
-    graph = np.zeros((num_arms, num_arms), bool)
-    for i, j in edges:
-        graph[i, j] = graph[j, i] = True
-    return graph
-
-
-def cycle(num_arms: int) -> np.ndarray:
-    graph = np.zeros((num_arms, num_arms), bool)
-    for i in range(num_arms):
-        graph[i, (i + 1) % num_arms] = graph[(i + 1) % num_arms, i] = True
-    return graph
-
-
-def complete(num_arms: int) -> np.ndarray:
-    return ~np.eye(num_arms, dtype=bool)
-
-
-def count_pairs(graph: np.ndarray, action: Any) -> int:
-    return sum(bool(graph[i, j]) for i, j in itertools.combinations(list(action), 2))
-
-
-def independence_number(graph: np.ndarray) -> int:
-    arms = range(graph.shape[0])
-    return max(
-        size
-        for size in range(graph.shape[0] + 1)
-        if any(count_pairs(graph, s) == 0 for s in itertools.combinations(arms, size))
-    )
-
-
-def slow_greedy(
-    graph: np.ndarray, priority: np.ndarray, preferred: set[int], k: int
-) -> list[int]:
-    chosen: list[int] = []
-    for _ in range(k):
-        rest = [i for i in range(graph.shape[0]) if i not in chosen]
-
-        def merit(i: int) -> tuple[int, bool, float]:
-            return -count_pairs(graph, [i, *chosen]), i in preferred, priority[i]
-
-        chosen.append(max(rest, key=merit))
-    return chosen
-
-
-# Distances ------------------------------------------------------------------
-
-
-def test_distances__worked_values() -> None:
-    x = np.asarray([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-    third = 1 / 3
-    want = [[0, 1, third, 1], [1, 0, third, 1], [third, third, 0, 1], [1, 1, 1, 0]]
-    np.testing.assert_allclose(pb.distances(x, "ned"), np.asarray(want))
-    root = math.sqrt(2.0)
-    want = [[0, root, 1, 1], [root, 0, 1, 1], [1, 1, 0, root], [1, 1, root, 0]]
-    np.testing.assert_allclose(pb.distances(x, "euclidean"), np.asarray(want))
-    # The triangle inequality fails: 1 > 1/3 + 1/3.
-    ned = pb.distances(x, "ned_abs")
-    assert ned[0, 1] > ned[0, 2] + ned[2, 1]
-
-
-def test_distances__ned_is_scale_invariant_bounded_and_symmetric() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.uniform(size=(40, 5))
-    signed = rng.normal(size=(40, 5))
-    np.testing.assert_allclose(pb.distances(x, "ned"), pb.distances(x, "ned_abs"))
-    np.testing.assert_allclose(pb.distances(x, "ned"), pb.distances(7.0 * x, "ned"))
-    for ned in (pb.distances(x, "ned"), pb.distances(signed, "ned_abs")):
-        np.testing.assert_array_equal(ned, ned.T)
-        np.testing.assert_array_equal(ned.diagonal(), np.zeros(40))
-        assert ned.min() >= 0
-        assert ned.max() <= 1
-
-
-@pytest.mark.parametrize("metric", pb.METRICS)
-def test_distances__blocks_equal_the_direct_formula(
-    metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = np.random.default_rng(1).uniform(0.1, 1.0, size=(11, 3))
-    gap = x[:, None, :] - x[None, :, :]
-    total = x.sum(axis=1)
-    want = {
-        "ned": np.abs(gap).sum(2) / (total[:, None] + total[None, :]),
-        "ned_abs": np.abs(gap).sum(2) / (total[:, None] + total[None, :]),
-        "euclidean": np.linalg.norm(gap, axis=2),
-    }[metric]
-    monkeypatch.setattr(pb, "_BLOCK", 33)  # three rows at a time, the last two alone
-    np.testing.assert_allclose(pb.distances(x, metric), want)
 
 
 # Construction ---------------------------------------------------------------
@@ -130,7 +32,7 @@ def test_make_problem__has_exactly_the_nearest_pairs(num_conflicts: int) -> None
     assert not graph.diagonal().any()
     upper = np.triu_indices(20, 1)
     near, far = graph[upper], ~graph[upper]
-    gaps = pb.distances(x, "ned_abs")[upper]
+    gaps = distances(x, "ned_abs")[upper]
     assert gaps[near].max(initial=0.0) <= gaps[far].min(initial=1.0)
 
 
@@ -151,7 +53,7 @@ def test_make_problem__threshold_is_strict() -> None:
 def test_make_problem__paper_setting() -> None:
     x = np.random.default_rng(0).uniform(size=(300, 10))
     problem = pb.make_problem(x, 20, num_conflicts=3962)
-    gaps = pb.distances(x, "ned_abs")[np.asarray(problem.conflicts)]
+    gaps = distances(x, "ned_abs")[np.asarray(problem.conflicts)]
     assert int(problem.num_conflicts) == 3962
     assert gaps.max() == pytest.approx(0.2286, abs=0.01)
     assert pb.independence_check(problem) is None
@@ -273,205 +175,6 @@ def test_to_multi_hot__marks_the_arms() -> None:
     assert hot.dtype == jnp.float32
     np.testing.assert_array_equal(hot, [[[1, 0, 1, 0]], [[0, 1, 0, 1]]])
     np.testing.assert_array_equal(pb.to_multi_hot(jnp.asarray([1]), 2), [0, 1])
-
-
-# Feasible sets and repair ---------------------------------------------------
-
-
-@given(graph=graphs(), seed=st.integers(0, 2**31 - 1))
-@properties
-def test_random_feasible_sets__are_what_the_slow_greedy_gives(
-    graph: np.ndarray, seed: int
-) -> None:
-    problem = pb.problem_from_conflicts(graph, K)
-    sets = np.asarray(feasible_sets(jax.random.key(seed), problem, 3))
-    priority = np.asarray(jax.random.uniform(jax.random.key(seed), (3, NUM_ARMS)))
-    for got, order in zip(sets, priority, strict=True):
-        assert got.tolist() == slow_greedy(graph, order, set(), K)
-
-
-@given(
-    graph=graphs(),
-    action=st.permutations(range(NUM_ARMS)),
-    order=st.permutations(range(NUM_ARMS)),
-)
-@properties
-def test_repair__keeps_what_it_can(
-    graph: np.ndarray, action: list[int], order: list[int]
-) -> None:
-    problem = pb.problem_from_conflicts(graph, K)
-    chosen, priority = action[:K], np.asarray(order, np.float32)
-    got = np.asarray(repair(problem, jnp.asarray(chosen), jnp.asarray(priority)))
-    assert got.tolist() == slow_greedy(graph, priority, set(chosen), K)
-    assert len(set(got.tolist())) == K
-    if count_pairs(graph, chosen) == 0:
-        assert set(got.tolist()) == set(chosen)
-    kept: list[int] = []
-    for arm in sorted(chosen, key=lambda i: -priority[i]):
-        if not graph[arm, kept].any():
-            kept.append(arm)
-    assert got[: len(kept)].tolist() == kept
-
-
-def test_repair__worked_example() -> None:
-    # Arms 0-1-2 form a path; 3 conflicts with 0; 4 is free.
-    problem = pb.problem_from_conflicts([[0, 1], [1, 2], [0, 3]], 3, num_arms=5)
-    priority = jnp.asarray([0.1, 0.9, 0.2, 0.8, 0.0])
-    got = repair(problem, jnp.asarray([0, 1, 2]), priority)
-    assert got.tolist() == [1, 3, 4]
-
-
-def test_repair__survives_infinite_and_nan_priorities() -> None:
-    problem = pb.problem_from_conflicts(cycle(6), 3)
-    action = jnp.asarray([0, 1, 2])
-    rows = ([-jnp.inf] * 6, [jnp.nan] * 6, [jnp.inf] * 6, [0.0, -jnp.inf] * 3)
-    for row in rows:
-        got = np.asarray(repair(problem, action, jnp.asarray(row)))
-        assert len(set(got.tolist())) == 3
-        assert count_pairs(cycle(6), got) == 0
-
-
-def test_random_feasible_sets__are_feasible_in_the_paper_setting() -> None:
-    x = np.random.default_rng(0).uniform(size=(300, 10))
-    problem = pb.make_problem(x, 20, num_conflicts=3962)
-    sets = feasible_sets(jax.random.key(0), problem, 16)
-    assert sets.dtype == jnp.int32
-    assert int(violated_pairs(problem, sets).max()) == 0
-    assert all(np.unique(s).size == 20 for s in np.asarray(sets))
-    assert len({tuple(sorted(s.tolist())) for s in np.asarray(sets)}) == 16
-
-
-@pytest.mark.parametrize(
-    ("graph", "k", "violated"),
-    [
-        (np.zeros((2, 2), bool), 2, 0),
-        (complete(2), 1, 0),
-        (complete(2), 2, 1),
-        (complete(5), 3, 3),
-        (np.zeros((1, 1), bool), 1, 0),
-    ],
-)
-def test_random_feasible_sets__tiny_and_hopeless_problems(
-    graph: np.ndarray, k: int, violated: int
-) -> None:
-    problem = pb.problem_from_conflicts(graph, k)
-    sets = feasible_sets(jax.random.key(0), problem, 4)
-    assert all(np.unique(s).size == k for s in np.asarray(sets))
-    np.testing.assert_array_equal(violated_pairs(problem, sets), [violated] * 4)
-
-
-@given(
-    graph=graphs(),
-    action=st.permutations(range(NUM_ARMS)),
-    order=st.permutations(range(NUM_ARMS)),
-    names=st.permutations(range(NUM_ARMS)),
-)
-@properties
-def test_repair__relabelling_arms_relabels_the_result(
-    graph: np.ndarray, action: list[int], order: list[int], names: list[int]
-) -> None:
-    new = np.asarray(names)
-    chosen, priority = np.asarray(action[:K]), np.asarray(order, np.float32)
-    renamed, moved = np.empty_like(graph), np.empty_like(priority)
-    renamed[np.ix_(new, new)] = graph
-    moved[new] = priority
-    plain = repair(
-        pb.problem_from_conflicts(graph, K), jnp.asarray(chosen), jnp.asarray(priority)
-    )
-    other = repair(
-        pb.problem_from_conflicts(renamed, K),
-        jnp.asarray(new[chosen]),
-        jnp.asarray(moved),
-    )
-    np.testing.assert_array_equal(new[np.asarray(plain)], other)
-
-
-def test_feasible_sets__lower_for_every_platform() -> None:
-    problem = pb.problem_from_conflicts(cycle(6), 3)
-
-    def step(conflicts: jax.Array, seed: jax.Array) -> jax.Array:
-        here = pb.Problem(problem.features, conflicts, problem.num_conflicts, 3)
-        sets = pb.random_feasible_sets(jax.random.key(seed), here, 2)
-        fixed = jax.vmap(pb.repair, (None, 0, None))(here, sets, jnp.arange(6.0))
-        return pb.violation_rate(here, fixed)
-
-    platforms = ("cpu", "cuda", "tpu")
-    lower = jax.export.export(jax.jit(step), platforms=platforms)
-    assert lower(problem.conflicts, jnp.asarray(0)).platforms == platforms
-
-
-# Graphs on the host ---------------------------------------------------------
-
-
-def check_cover(graph: np.ndarray) -> list[list[int]]:
-    cliques = pb.clique_cover(graph)
-    covered = np.zeros_like(graph)
-    for clique in cliques:
-        assert len(set(clique)) == len(clique) >= 2
-        inside = graph[np.ix_(clique, clique)]
-        assert inside.sum() == len(clique) * (len(clique) - 1)
-        covered[np.ix_(clique, clique)] = True
-    np.fill_diagonal(covered, False)
-    np.testing.assert_array_equal(covered, graph)
-    return cliques
-
-
-@given(graph=graphs())
-@properties
-def test_clique_cover__covers_every_edge_by_cliques(graph: np.ndarray) -> None:
-    assert len(check_cover(graph)) <= graph.sum() // 2
-
-
-def test_clique_cover__known_graphs() -> None:
-    assert check_cover(np.zeros((3, 3), bool)) == []
-    assert check_cover(complete(6)) == [list(range(6))]
-    assert len(check_cover(cycle(7))) == 7
-
-
-def test_clique_cover__replaces_most_edges_of_the_paper_setting() -> None:
-    x = np.random.default_rng(0).uniform(size=(300, 10))
-    problem = pb.make_problem(x, 20, num_conflicts=3962)
-    assert len(check_cover(np.asarray(problem.conflicts))) < 1000
-
-
-@given(graph=graphs(num_arms=7), k=st.integers(1, 7))
-@properties
-def test_independence_check__never_contradicts_enumeration(
-    graph: np.ndarray, k: int
-) -> None:
-    problem = pb.problem_from_conflicts(graph, k)
-    message, found = pb.independence_check(problem), pb.find_feasible(problem)
-    largest = independence_number(graph)
-    assert (message is None) == (found is not None)
-    if found is not None:
-        assert count_pairs(graph, pb.check_action(problem, found)) == 0
-    if message is not None and "exists" in message:
-        assert largest < k
-    # 256 tries cannot miss on seven arms.
-    assert (message is None) == (largest >= k)
-
-
-def test_independence_check__known_graphs() -> None:
-    def check(graph: np.ndarray, k: int) -> str | None:
-        return pb.independence_check(pb.problem_from_conflicts(graph, k))
-
-    assert check(np.zeros((4, 4), bool), 4) is None
-    assert check(complete(4), 1) is None
-    for k in (2, 4):
-        message = check(complete(4), k)
-        assert message is not None
-        assert message.startswith(
-            f"K={k}: no conflict-free set of {k} arms exists (at most 1 are possible)"
-        )
-    assert check(cycle(6), 3) is None
-    even = check(cycle(6), 4)
-    assert even is not None
-    assert "exists (at most 3 are possible)" in even
-    # Five arms in a ring fall into three cliques, but only two are independent.
-    odd = check(cycle(5), 3)
-    assert odd is not None
-    assert "was found (greedy reaches 2)" in odd
-    assert check(cycle(5), 2) is None
 
 
 # Validation -----------------------------------------------------------------

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from msb_jax.conflicts import distances
 from msb_jax.envs.synthetic import (
     FORMS,
     Instance,
@@ -15,7 +16,7 @@ from msb_jax.envs.synthetic import (
     make_instance,
     synthetic,
 )
-from msb_jax.problem import distances, random_sets, violation_rate
+from msb_jax.problem import random_sets, violation_rate
 from tests.test_scip import enumerate_best
 
 SMALL = {"num_arms": 12, "k": 3, "num_constraints": 14}

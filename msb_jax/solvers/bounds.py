@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
-from msb_jax.problem import clique_cover
+from msb_jax.conflicts import clique_cover
 from msb_jax.solvers.conflict_graph import ConflictGraph, check_numbers, companions
 
 # An eigendecomposition costs about L^3; this many make a second or so at L=300.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from msb_jax.problem import clique_cover
+from msb_jax.conflicts import clique_cover
 
 # Gains below this are rounding.
 _TOLERANCE = 1e-9
