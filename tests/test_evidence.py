@@ -23,6 +23,24 @@ def _set_terms(actions: jax.Array) -> jax.Array:
     return SETS.terms(make_problem(features, K), actions, actions)
 
 
+def _fit(history: hist.History, *, fit_power: bool) -> evidence.Scales:
+    fit = functools.partial(
+        evidence.fit_scales,
+        terms=_set_terms,
+        prior=SETS.prior,
+        num_rows=120,
+        num_steps=90,
+        min_noise=5e-4,
+        fit_power=fit_power,
+    )
+    return jax.jit(fit)(history, start=evidence.start_scales(SETS.start))
+
+
+def _noise(scales: evidence.Scales) -> float:
+    """Variance of a round, in units of the reward."""
+    return float(np.exp(scales.log_noise) * scales.deviation**2)
+
+
 def test_evidence__gradient_equals_finite_differences() -> None:
     rng = np.random.default_rng(0)
     actions = np.stack([rng.permutation(L)[:K] for _ in range(ROWS)])
@@ -76,18 +94,7 @@ def test_fit_scales__finds_the_scale_on_which_a_cubic_is_linear() -> None:
         rewards=jnp.asarray(np.pad(linear**3, (0, 8)), jnp.float32),
         count=jnp.asarray(120),
     )
-    fit = jax.jit(
-        functools.partial(
-            evidence.fit_scales,
-            terms=_set_terms,
-            prior=SETS.prior,
-            num_rows=120,
-            num_steps=60,
-            min_noise=5e-4,
-            fit_power=True,
-        )
-    )
-    scales = fit(history, start=evidence.start_scales(SETS.start))
+    scales = _fit(history, fit_power=True)
     assert abs(float(scales.link.power) - 1 / 3) < 0.08
     weights = np.exp(np.asarray(scales.log_weights))
     assert weights[0] > 20 * weights[1:].sum()
@@ -135,25 +142,8 @@ def test_fit_scales__tells_noise_from_what_is_peculiar_to_a_set() -> None:
         scatter=jnp.asarray(np.pad([np.var(x) * len(x) for x in told], pad)),
         count=jnp.asarray(120),
     )
-    fit = jax.jit(
-        functools.partial(
-            evidence.fit_scales,
-            terms=_set_terms,
-            prior=SETS.prior,
-            num_rows=120,
-            num_steps=90,
-            min_noise=5e-4,
-            fit_power=False,
-        )
-    )
-    start = evidence.start_scales(SETS.start)
-    scales = fit(history, start=start)
+    scales = _fit(history, fit_power=False)
     assert 0.8 < _noise(scales) / noise_std**2 < 1.2
     # Without the scatter of the rounds a set's own term takes a part of the noise.
     alone = history._replace(scatter=jnp.zeros((128,)), plays=jnp.ones((128,)))
-    assert _noise(fit(alone, start=start)) / noise_std**2 < 0.7
-
-
-def _noise(scales: evidence.Scales) -> float:
-    """Variance of a round, in units of the reward."""
-    return float(np.exp(scales.log_noise) * scales.deviation**2)
+    assert _noise(_fit(alone, fit_power=False)) / noise_std**2 < 0.7
