@@ -101,14 +101,25 @@ def test_fit_scales__finds_the_scale_on_which_a_cubic_is_linear() -> None:
 
 
 def test_repeats_evidence__slope_equals_finite_differences() -> None:
-    for log_noise in (-3.0, 0.5):
-        at = functools.partial(evidence.repeats_evidence, number=40.0, squares=3.0)
+    at = functools.partial(evidence.repeats_evidence, number=40.0, squares=3.0)
+    for log_noise in (-6.0, -3.0):
         _, slope = at(jnp.asarray(log_noise))
         high, _ = at(jnp.asarray(log_noise + 1e-2))
         low, _ = at(jnp.asarray(log_noise - 1e-2))
+        assert slope < -1.0
         np.testing.assert_allclose(slope, (high - low) / 2e-2, rtol=1e-2)
-    _, slope = evidence.repeats_evidence(jnp.log(3.0 / 40.0), 40.0, 3.0)
-    np.testing.assert_allclose(slope, 0.0, atol=1e-4)  # the mean square
+
+
+def test_repeats_evidence__asks_for_no_less_noise_than_there_is() -> None:
+    least = np.log(3.0 / 40.0)  # the mean square
+    at = functools.partial(evidence.repeats_evidence, number=40.0, squares=3.0)
+    for log_noise in (least, least + 0.1, 0.5):
+        value, slope = at(jnp.asarray(log_noise, jnp.float32))
+        np.testing.assert_allclose(value, at(jnp.asarray(least))[0], rtol=1e-5)
+        np.testing.assert_allclose(slope, 0.0, atol=1e-4)
+    for number in (0.0, 40.0):  # no rounds of a known set, or no noise in them
+        told = evidence.repeats_evidence(jnp.asarray(-3.0), number, jnp.asarray(0.0))
+        assert np.isfinite(told).all() and told[1] == 0.0
 
 
 def test_repeats__are_counted_on_the_latent_scale() -> None:

@@ -6,10 +6,10 @@ kernel sum_i w_i T_i is smooth in log w, so a few dozen Adam steps on a few hund
 rows are enough, warm-started from the last fit. The unknown constant of the reward is
 integrated out (restricted likelihood), and the power of the `link` is fitted along.
 
-A row holds the mean of all rounds of a set. How these scatter about it tells the noise,
-and nothing else does: to the means alone, a term of the kernel under which distinct
-sets have little in common looks like noise, and which sets were played again, because
-they had looked good, makes the noise look smaller than it is.
+A row holds the mean of all rounds of a set. How these scatter about it says how much
+noise there is at least. The means alone say less than that: a term of the kernel under
+which distinct sets have little in common looks like noise, and which sets were played
+again, because they had looked good, makes the noise look smaller than it is.
 
 Rows may count less than one round (`discount`): the likelihood of a row of weight w is
 taken to the power w. As a function of the kernel that is a row of noise 1 / w; but it
@@ -43,6 +43,7 @@ from msb_jax.masters import history as hist
 PRIOR_NOISE, PRIOR_POWER = -3.0, 1.0
 PRIOR_DEVIATION, POWER_DEVIATION = 3.0, 0.2
 LEARNING_RATE = 0.15
+TINY = 1e-12
 # More rounds of one set than this do not make its mean surer: float32 could not tell.
 MAX_PLAYS = 30.0
 
@@ -183,11 +184,16 @@ def repeats_evidence(
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log likelihood of the scatter, and its slope in `log_noise`.
 
-    The floor of the noise has no part in it: it is for float32, and must not be pushed
-    down, and the weights with it, where there is less noise than that.
+    Beyond the noise that the scatter shows it is flat: sets that are played again are
+    good ones, and the noise of others may be larger, as that of clicks is. The floor
+    of the noise has no part in it: it is for float32, and must not be pushed down, and
+    the weights with it, where there is less noise than that.
     """
+    least = jnp.log(jnp.maximum(squares, TINY) / jnp.maximum(number, 1.0))
+    log_noise = jnp.minimum(log_noise, least)
     ratio = squares * jnp.exp(-log_noise)
-    return 0.5 * (number * log_noise + ratio), 0.5 * (number - ratio)
+    value = 0.5 * (number * log_noise + ratio)
+    return value, 0.5 * jnp.minimum(number - ratio, 0.0)
 
 
 def fit_scales(
