@@ -158,3 +158,22 @@ def test_fit_scales__tells_noise_from_what_is_peculiar_to_a_set() -> None:
     # Without the scatter of the rounds a set's own term takes a part of the noise.
     alone = history._replace(scatter=jnp.zeros((128,)), plays=jnp.ones((128,)))
     assert _noise(_fit(alone, fit_power=False)) / noise_std**2 < 0.7
+
+
+def test_fit_scales__clicks_on_good_sets_have_less_noise_than_others() -> None:
+    rng = np.random.default_rng(8)
+    actions = np.stack([rng.permutation(L)[:K] for _ in range(120)]).astype(np.int32)
+    chance = np.where(np.arange(120) < 110, rng.uniform(0.3, 0.7, 120), 0.97)
+    plays = np.where(np.arange(120) < 110, 1, 60)
+    clicks = rng.binomial(plays, chance)
+    pad = (0, 8)
+    history = hist.new_history(128, K)._replace(
+        actions=jnp.asarray(np.pad(actions, (pad, (0, 0)))),
+        rewards=jnp.asarray(np.pad(clicks / plays, pad), jnp.float32),
+        plays=jnp.asarray(np.pad(plays, pad, constant_values=1), jnp.float32),
+        scatter=jnp.asarray(np.pad(clicks * (1 - clicks / plays), pad), jnp.float32),
+        count=jnp.asarray(120),
+    )
+    seen = float(history.scatter.sum()) / (10 * 59)
+    assert seen < 0.05  # of sets that were played again
+    assert _noise(_fit(history, fit_power=False)) > 0.12  # of the others: 0.2 to 0.25
