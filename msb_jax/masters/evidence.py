@@ -43,9 +43,10 @@ from msb_jax.masters import history as hist
 PRIOR_NOISE, PRIOR_POWER = -3.0, 1.0
 PRIOR_DEVIATION, POWER_DEVIATION = 3.0, 0.2
 LEARNING_RATE = 0.15
-TINY = 1e-12
 # More rounds of one set than this do not make its mean surer: float32 could not tell.
 MAX_PLAYS = 30.0
+# Keeps divisions by what is zero before the first round finite.
+TINY = 1e-12
 
 
 def fit_rows(history: hist.History, num_rows: int) -> tuple[jax.Array, jax.Array]:
@@ -138,7 +139,7 @@ def negative_evidence(
     root = solve_triangular(factor, jnp.eye(is_row.shape[0]), lower=True)
     inverse = root.T @ root
     ones = inverse @ is_row
-    level = jnp.maximum(is_row @ ones, 1e-12)  # 1'K^-1 1
+    level = jnp.maximum(is_row @ ones, TINY)  # 1'K^-1 1
     projected = inverse - ones[:, None] * ones[None, :] / level
 
     def misfit(power: jax.Array) -> jax.Array:

@@ -17,15 +17,12 @@ import jax.numpy as jnp
 from msb_jax.link import to_latent
 from msb_jax.masters import discount as forget
 from msb_jax.masters import history as hist
-from msb_jax.masters.evidence import Scales, row_noise
+from msb_jax.masters.evidence import TINY, Scales, row_noise
 from msb_jax.masters.kernel import Kernel
 from msb_jax.masters.list_kernel import list_kernel
 from msb_jax.masters.set_kernel import set_kernel
 from msb_jax.masters.triangular import lower_product
 from msb_jax.problem import ORDERED, Problem
-
-# Keeps divisions by what is zero before the first round finite.
-TINY = 1e-12
 
 KernelOf = Callable[[Problem], Kernel]
 

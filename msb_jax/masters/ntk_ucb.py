@@ -42,11 +42,10 @@ import jax.numpy as jnp
 from msb_jax.link import to_latent, to_reward
 from msb_jax.masters import discount as forget
 from msb_jax.masters import history as hist
-from msb_jax.masters.evidence import row_noise
+from msb_jax.masters.evidence import TINY, row_noise
 from msb_jax.masters.kernel import Expansion, combine
 from msb_jax.masters.ntk_learning import learner
 from msb_jax.masters.ntk_state import (
-    TINY,
     NtkUcbConfig,
     NtkUcbState,
     coefficients,
