@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,20 @@ SETS = set_kernel.set_kernel(2)
 def _set_terms(actions: jax.Array) -> jax.Array:
     features = np.random.default_rng(0).random((L, 3))
     return SETS.terms(make_problem(features, K), actions, actions)
+
+
+def _rows(
+    actions: np.ndarray, rewards: Any, plays: Any = 1.0, scatter: Any = 0.0
+) -> hist.History:
+    """A history of 120 merged rows, with room for eight more."""
+    history = hist.new_history(128, K)
+    return history._replace(
+        actions=history.actions.at[:120].set(actions),
+        rewards=history.rewards.at[:120].set(rewards),
+        plays=history.plays.at[:120].set(plays),
+        scatter=history.scatter.at[:120].set(scatter),
+        count=jnp.asarray(120),
+    )
 
 
 def _fit(history: hist.History, *, fit_power: bool) -> evidence.Scales:
@@ -89,11 +104,7 @@ def test_fit_scales__finds_the_scale_on_which_a_cubic_is_linear() -> None:
     rng = np.random.default_rng(4)
     actions = np.stack([rng.permutation(L)[:K] for _ in range(120)]).astype(np.int32)
     linear = multi_hot(actions, L) @ (0.2 + rng.random(L))
-    history = hist.new_history(128, K)._replace(
-        actions=jnp.asarray(np.pad(actions, ((0, 8), (0, 0)))),
-        rewards=jnp.asarray(np.pad(linear**3, (0, 8)), jnp.float32),
-        count=jnp.asarray(120),
-    )
+    history = _rows(actions, (linear**3).astype(np.float32))
     scales = _fit(history, fit_power=True)
     assert abs(float(scales.link.power) - 1 / 3) < 0.08
     weights = np.exp(np.asarray(scales.log_weights))
@@ -145,18 +156,16 @@ def test_fit_scales__tells_noise_from_what_is_peculiar_to_a_set() -> None:
     for _ in range(400):
         best = max(told, key=lambda rounds: np.mean(rounds) + 1.0 / len(rounds) ** 0.5)
         best.append(worth[told.index(best)] + noise_std * rng.normal())
-    pad = (0, 8)
-    history = hist.new_history(128, K)._replace(
-        actions=jnp.asarray(np.pad(actions, (pad, (0, 0)))),
-        rewards=jnp.asarray(np.pad([np.mean(x) for x in told], pad), jnp.float32),
-        plays=jnp.asarray(np.pad([len(x) for x in told], pad, constant_values=1.0)),
-        scatter=jnp.asarray(np.pad([np.var(x) * len(x) for x in told], pad)),
-        count=jnp.asarray(120),
+    history = _rows(
+        actions,
+        np.array([np.mean(x) for x in told], np.float32),
+        np.array([len(x) for x in told], np.float32),
+        np.array([np.var(x) * len(x) for x in told], np.float32),
     )
     scales = _fit(history, fit_power=False)
     assert 0.8 < _noise(scales) / noise_std**2 < 1.2
     # Without the scatter of the rounds a set's own term takes a part of the noise.
-    alone = history._replace(scatter=jnp.zeros((128,)), plays=jnp.ones((128,)))
+    alone = _rows(actions, history.rewards[:120])
     assert _noise(_fit(alone, fit_power=False)) / noise_std**2 < 0.7
 
 
@@ -166,14 +175,9 @@ def test_fit_scales__clicks_on_good_sets_have_less_noise_than_others() -> None:
     chance = np.where(np.arange(120) < 110, rng.uniform(0.3, 0.7, 120), 0.97)
     plays = np.where(np.arange(120) < 110, 1, 60)
     clicks = rng.binomial(plays, chance)
-    pad = (0, 8)
-    history = hist.new_history(128, K)._replace(
-        actions=jnp.asarray(np.pad(actions, (pad, (0, 0)))),
-        rewards=jnp.asarray(np.pad(clicks / plays, pad), jnp.float32),
-        plays=jnp.asarray(np.pad(plays, pad, constant_values=1), jnp.float32),
-        scatter=jnp.asarray(np.pad(clicks * (1 - clicks / plays), pad), jnp.float32),
-        count=jnp.asarray(120),
-    )
+    rate = (clicks / plays).astype(np.float32)
+    scatter = (clicks * (1 - clicks / plays)).astype(np.float32)
+    history = _rows(actions, rate, plays.astype(np.float32), scatter)
     seen = float(history.scatter.sum()) / (10 * 59)
     assert seen < 0.05  # of sets that were played again
     assert _noise(_fit(history, fit_power=False)) > 0.12  # of the others: 0.2 to 0.25
