@@ -8,8 +8,7 @@ trained on what it leaves. With a discount the last rounds alone are kept (`let_
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from msb_jax.masters import history as hist
 from msb_jax.masters import neural_state as neural
 from msb_jax.masters import ridge as linear
 from msb_jax.masters import training
+from msb_jax.masters.learner import Learner
 from msb_jax.masters.neural_state import NeuralUcbConfig, NeuralUcbState
 from msb_jax.networks import ucb
 from msb_jax.problem import Problem, random_sets
@@ -28,16 +28,6 @@ from msb_jax.rng import stream
 from msb_jax.types import Key
 
 ADAM_RATE = 1e-2
-
-
-class Learner(NamedTuple):
-    """The part of the master that changes its state."""
-
-    init: Callable[[Key, Problem], NeuralUcbState]
-    update: Callable[[Key, NeuralUcbState, jax.Array, jax.Array], NeuralUcbState]
-    refresh: Callable[..., NeuralUcbState]  # key, state, and whether to fit
-    due: Callable[[NeuralUcbState], bool]
-    grow: Callable[[NeuralUcbState, int], NeuralUcbState]
 
 
 def learner(config: NeuralUcbConfig) -> Learner:
@@ -74,12 +64,6 @@ def learner(config: NeuralUcbConfig) -> Learner:
             fitted_at=jnp.zeros((), jnp.int32),
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
-
-    def update(
-        key: Key, state: NeuralUcbState, action: jax.Array, reward: jax.Array
-    ) -> NeuralUcbState:
-        del key
-        return state._replace(history=hist.append(state.history, action, reward))
 
     def absorb(state: NeuralUcbState) -> NeuralUcbState:
         """Take the pending rounds into Z, at the weights they were played with."""
@@ -220,7 +204,7 @@ def learner(config: NeuralUcbConfig) -> Learner:
             fitted=jnp.pad(state.fitted, (0, extra)),
         )
 
-    return Learner(init=init, update=update, refresh=refresh, due=due, grow=grow)
+    return Learner(init=init, refresh=refresh, due=due, grow=grow)
 
 
 @jax.custom_batching.custom_vmap

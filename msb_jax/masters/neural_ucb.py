@@ -46,6 +46,7 @@ from msb_jax.masters import discount as forget
 from msb_jax.masters import extractors
 from msb_jax.masters import neural_state as neural
 from msb_jax.masters import ridge as linear
+from msb_jax.masters.learner import update
 from msb_jax.masters.neural_learning import learner
 from msb_jax.masters.neural_state import NeuralUcbConfig, NeuralUcbState
 from msb_jax.masters.scoring import total_score
@@ -145,7 +146,7 @@ def neural_ucb(config: NeuralUcbConfig = NeuralUcbConfig()) -> Master:
     full = jax.default_matmul_precision("highest")
     return Master(
         init=learns.init,
-        update=learns.update,
+        update=update,
         refresh=full(learns.refresh),
         due=learns.due,
         belief=full(belief),

@@ -8,8 +8,6 @@ a discount it is made anew at every refresh, from the rounds that still count.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ from jax.scipy.linalg import solve_triangular
 from msb_jax.masters import discount as forget
 from msb_jax.masters import history as hist
 from msb_jax.masters.evidence import fit_scales, start_scales
+from msb_jax.masters.learner import Learner
 from msb_jax.masters.ntk_state import (
     KernelOf,
     NtkUcbConfig,
@@ -40,16 +39,6 @@ MAX_SHARE = 0.1
 MAX_STRETCH = 1.1  # log of what the radius is widened by at most
 # The first gap between two fits in blocks, and what the next ones are longer by.
 FIRST_GAP, GAP_GROWTH = 2, 1.15
-
-
-class Learner(NamedTuple):
-    """The part of the master that changes its state."""
-
-    init: Callable[[Key, Problem], NtkUcbState]
-    update: Callable[[Key, NtkUcbState, jax.Array, jax.Array], NtkUcbState]
-    refresh: Callable[..., NtkUcbState]  # key, state, and whether to fit
-    due: Callable[[NtkUcbState], bool]
-    grow: Callable[[NtkUcbState, int], NtkUcbState]
 
 
 def learner(config: NtkUcbConfig, kernel_of: KernelOf) -> Learner:
@@ -75,12 +64,6 @@ def learner(config: NtkUcbConfig, kernel_of: KernelOf) -> Learner:
             stretch=jnp.zeros(()),
             tracker=forget.new_tracker(problem.num_arms) if is_auto else (),
         )
-
-    def update(
-        key: Key, state: NtkUcbState, action: jax.Array, reward: jax.Array
-    ) -> NtkUcbState:
-        del key
-        return state._replace(history=hist.append(state.history, action, reward))
 
     def absorb(state: NtkUcbState) -> NtkUcbState:
         """Append the next `block` pending rows to the root (missing ones: I).
@@ -231,4 +214,4 @@ def learner(config: NtkUcbConfig, kernel_of: KernelOf) -> Learner:
             whitened=jnp.pad(state.whitened, ((0, extra), (0, 0))),
         )
 
-    return Learner(init=init, update=update, refresh=refresh, due=due, grow=grow)
+    return Learner(init=init, refresh=refresh, due=due, grow=grow)

@@ -44,6 +44,7 @@ from msb_jax.masters import discount as forget
 from msb_jax.masters import history as hist
 from msb_jax.masters.evidence import TINY, row_noise
 from msb_jax.masters.kernel import Expansion, combine
+from msb_jax.masters.learner import update
 from msb_jax.masters.ntk_learning import learner
 from msb_jax.masters.ntk_state import (
     NtkUcbConfig,
@@ -197,7 +198,7 @@ def ntk_ucb(config: NtkUcbConfig = NtkUcbConfig()) -> Master:
     full = jax.default_matmul_precision("highest")
     return Master(
         init=learns.init,
-        update=learns.update,
+        update=update,
         refresh=full(learns.refresh),
         due=learns.due,
         belief=full(belief),
