@@ -21,7 +21,8 @@ from msb_jax.solvers.local_search import evaluate
 from tests.reference import gaussian_process, multi_hot
 
 L, K, ROWS, BLOCK = 24, 4, 50, 10
-CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0)
+# It wants to explore as much as it may, for a set of 4 of 24 arms has few exchanges.
+CONFIG = NtkUcbConfig(block=BLOCK, fit_rows=64, fit_steps=25, radius=2.0, explore=1.0)
 MASTER = ntk_ucb(CONFIG)
 ABSORB_BLOCK = jax.jit(functools.partial(MASTER.refresh, fit=False))
 REFIT = jax.jit(functools.partial(MASTER.refresh, fit=True))
@@ -254,6 +255,22 @@ def test_radius__widens_while_known_sets_are_played() -> None:
     assert float(one.stretch) == pytest.approx(MAX_STRETCH, abs=0.03)
     many = ABSORB_BLOCK(jax.random.key(2), play(state, range(1, BLOCK + 1)))
     assert float(many.stretch) == pytest.approx(MAX_STRETCH - 0.9, abs=0.03)
+
+
+def test_radius__explores_in_proportion_to_the_exchanges_of_a_set() -> None:
+    share = 0.02
+    master = ntk_ucb(NtkUcbConfig(block=BLOCK, explore=share))
+    state = master.grow(absorb_all(jax.random.key(2), _told(ROWS)), 200)
+    actions, rewards = _data()
+    for _ in range(5 * BLOCK):
+        told = (jnp.asarray(actions[0]), rewards[0])
+        state = UPDATE(jax.random.key(1), state, *told)
+    for _ in range(5):
+        state = master.refresh(jax.random.key(2), state)
+    # All but the first blocks were of a known set: nothing was explored in the last.
+    assert float(state.stretch) == pytest.approx(
+        5 * share * K * (L - K) / (ROWS + 5 * BLOCK), rel=1e-5
+    )
 
 
 def test_refit__what_a_linear_reward_does_not_need_leaves_no_doubt() -> None:

@@ -33,7 +33,9 @@ class NtkUcbConfig:
 
     depth: int = 2  # weight matrices of the network whose limit is taken
     radius: float = 3.0  # of the confidence, in posterior deviations
-    explore: float = 100.0  # over t: share of rounds for unknown sets; 0: never widen
+    # Share of the rounds for unknown sets, times t and over the K (L - K) exchanges of
+    # an arm that a set has; 0: never widen.
+    explore: float = 0.018
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
