@@ -65,6 +65,16 @@ class Problem:
         """Return L."""
         return self.conflicts.shape[-1]
 
+    @property
+    def num_exchanges(self) -> int:
+        """Return in how many ways one arm, or one item of a list, may be exchanged.
+
+        Paths have fewer: not every exchange of an edge makes one.
+        """
+        # The arms of a list are its placements, K for each item.
+        kinds = self.num_arms // self.k if self.space == ORDERED else self.num_arms
+        return self.k * (kinds - self.k)
+
 
 def make_problem(
     features: ArrayLike,

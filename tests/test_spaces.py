@@ -64,6 +64,15 @@ def _problems() -> dict[str, Problem]:
     }
 
 
+def test_num_exchanges__sets_and_lists() -> None:
+    """One arm of a set, or one item of a list, for another one."""
+    items = _items()
+    for problem in (items, ordered.placement_problem(items)):
+        assert problem.num_exchanges == 3 * (7 - 3)
+    whole = make_problem(np.ones((4, 2)), 4, num_conflicts=0)
+    assert whole.num_exchanges == 0
+
+
 def _is_legal(problem: Problem, action: np.ndarray) -> bool:
     if len(set(action.tolist())) < problem.k:
         return False

@@ -110,9 +110,8 @@ def learner(config: NtkUcbConfig, kernel_of: KernelOf) -> Learner:
         plays = same @ (history.plays * hist.valid_rows(history, history.count))
         explored = jnp.sum(is_new * (plays <= KNOWN_PLAYS))
         rounds = jnp.maximum(history.rounds, 1)
-        k, num_arms = state.problem.k, state.problem.num_arms
-        # What there is to explore: the exchanges of one arm of a set for another.
-        wanted = jnp.minimum(config.explore * k * (num_arms - k) / rounds, MAX_SHARE)
+        most = config.explore * state.problem.num_exchanges
+        wanted = jnp.minimum(most / rounds, MAX_SHARE)
         change = (wanted * jnp.sum(is_new) - explored) / is_new.shape[0]
         return jnp.clip(state.stretch + change, 0.0, MAX_STRETCH)
 

@@ -33,9 +33,8 @@ class NtkUcbConfig:
 
     depth: int = 2  # weight matrices of the network whose limit is taken
     radius: float = 3.0  # of the confidence, in posterior deviations
-    # Share of the rounds for unknown sets, times t and over the K (L - K) exchanges of
-    # an arm that a set has; 0: never widen.
-    explore: float = 0.018
+    # Rounds for unknown sets: a share of so many over t for each exchange of an arm.
+    explore: float = 0.018  # 0: never widen
     lam: float = 5.0  # price of the violation rate (soft constraints)
     constraints: str = "soft"  # or "hard"
     block: int = 20  # rows absorbed at once
