@@ -267,7 +267,7 @@ def test_radius__explores_in_proportion_to_the_exchanges_of_a_set() -> None:
         state = UPDATE(jax.random.key(1), state, *told)
     for _ in range(5):
         state = master.refresh(jax.random.key(2), state)
-    # All but the first blocks were of a known set: nothing was explored in the last.
+    # All were told before the first was learned: every block is of a known set.
     assert float(state.stretch) == pytest.approx(
         5 * share * K * (L - K) / (ROWS + 5 * BLOCK), rel=1e-5
     )
